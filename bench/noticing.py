@@ -25,7 +25,7 @@ from bench.models.workload import plain_sgd
 from bench.results import Results
 from lowtide import optimize
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.look import EVERYTHING
+from lowtide.runtime.unchanged.caller_state import EVERYTHING
 from lowtide.runtime.unchanged.premises import Premises
 
 COLUMNS = (
@@ -81,19 +81,19 @@ def _row(name: str, model: nn.Module, batch: Any, loss: Callable[..., Any], repe
     call = lambda: step(*args, **kwargs)  # noqa: E731
     call()
     captured = step._families[0].variants[-1].captured
-    granted = Premises(Caller(model, optimizer), EVERYTHING, captured.beside)
+    premises = Premises(Caller(model, optimizer), EVERYTHING, captured.beside)
 
     few = 3 if name == "gpt2" else max(3, repeats // 10)
     step_us = _median_us(call, 3 if name == "gpt2" else repeats)
-    asked_us = _median_us(granted.holds, repeats)
+    asked_us = _median_us(premises.holds, repeats)
     return {
         "model": name,
         "modules": len(list(model.modules())),
         "parameters": len(list(model.parameters())),
         "places": len(captured.beside.places),
         "asked_us": asked_us,
-        "beside_us": _median_us(granted.beside.holds, repeats),
-        "looked_us": _median_us(granted.change, max(3, repeats // 10)),
+        "beside_us": _median_us(premises.beside.holds, repeats),
+        "looked_us": _median_us(premises.change, max(3, repeats // 10)),
         "step_us": step_us,
         "share_percent": 100 * asked_us / step_us,
         "capture_ms": 1e3 * step.seconds["capture"],

@@ -30,7 +30,7 @@ TEST_MODULES = {path.stem for path in TESTS.rglob("test_*.py")}
 ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 
 VERBS = ("lowtide.api", "lowtide.cli", "lowtide.integrations")
-APART = {"lowtide.cost.lab.worker": "a process of its own, started by its name in lowtide/cost/lab/apart.py"}
+APART = {"lowtide.cost.lab.worker": "a process of its own, started by its name in lowtide/cost/lab/trial_process.py"}
 
 # What only some may import: folders and files of the package.
 PLACES = {

@@ -28,7 +28,7 @@ from lowtide.ir.extents import FIXED, Varying
 from lowtide.ir.result_specs import Really
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.ranks.peers import ALONE, SinglePeer
-from lowtide.runtime.unchanged.look import Look, Reads
+from lowtide.runtime.unchanged.caller_state import CallerState, Reads
 from lowtide.runtime.unchanged.premises import Premises, first_difference
 
 _UNWATCHED = "so much is not compared in each call; if it changes between steps, make it a tensor in a buffer, or pass it with the batch"
@@ -69,10 +69,10 @@ class Captures:
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[CapturedStep, ...], Premises]:
         first: tuple[CapturedStep, ...] | None = None
         for _ in range(2):
-            before = Look(self.caller).locations
+            before = CallerState(self.caller).locations
             captured = self.programs(args, kwargs, laboratory)
             reads = Reads(frozenset().union(*(each.read for each in captured)))
-            change = captured[-1].counted or first_difference(reads.of(before), reads.of(Look(self.caller).locations))
+            change = captured[-1].counted or first_difference(reads.of(before), reads.of(CallerState(self.caller).locations))
             if not change:
                 if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
                     called = "loss(model, *batch)" if self.trains else "the model"

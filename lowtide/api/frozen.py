@@ -23,7 +23,7 @@ class Frozen:
 
     def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, LoadedNetwork]) -> None:
         self._batch, self._networks = batch, networks
-        self._looks = batch.looks
+        self._specs = batch.specs
         self._inference = Inference.of(runs, networks)
         self._kept = self._inference.kept(inputs)
         self._run: Callable[[Sequence[Any]], Any] = self._first
@@ -36,7 +36,7 @@ class Frozen:
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result. Raises BatchError for a batch unlike the step's, of another shape, too."""
-        if self._looks is not None and self._looks.hold(args, kwargs):
+        if self._specs is not None and self._specs.hold(args, kwargs):
             return self._run(args)
         return self._run(self._leaves(args, kwargs))
 

@@ -70,7 +70,7 @@ class Family:
     """Programs that were captured together, for as many states of the optimizer's; the last is the one that most steps run."""
 
     programs: tuple[CapturedProgram, ...]
-    granted: Premises  # what they take for granted
+    premises: Premises  # what they take for granted
     planner: Planner  # of those that no plan was saved for; it keeps what it has searched
     variants: list[Variant] = field(default_factory=list)  # by program
     number: int = field(default=0, kw_only=True)  # of those of a step, in the order in which they were captured: the same on all ranks
@@ -95,12 +95,12 @@ class StepMaker:
         if self.saved is None:
             compile_ahead(self.asked.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
-            captured, granted = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
+            captured, premises = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
             compare_programs(self.peers, captured)
             if as_saved:
                 self._check_saved(captured)
             programs = self.peers.together(lambda: self._programs(captured, laboratory))
-        return self._planned(Family(programs, granted, _planner(programs)))
+        return self._planned(Family(programs, premises, _planner(programs)))
 
     @collected_seldom()
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[StepMaker, Family]:
@@ -114,7 +114,7 @@ class StepMaker:
         if not all(program.answers(limit) for program in family.programs):
             with machine.laboratory(capturing.trains) as laboratory:
                 programs = self.peers.together(lambda: other._programs([each.captured for each in family.programs], laboratory))
-            family = Family(programs, family.granted, _planner(programs))
+            family = Family(programs, family.premises, _planner(programs))
         return other, other._planned(family)
 
     def difference(self, captured: CapturedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
@@ -157,7 +157,7 @@ class StepMaker:
             programs = tuple(replace(each, saved=plan) for each, plan in zip(family.programs, plans, strict=True))
             family = replace(family, programs=programs)
         pairs = list(zip(captured, plans, strict=True))
-        made = self.peers.together(lambda: [_variant(each, told(plan), family.granted, trains) for each, plan in pairs])
+        made = self.peers.together(lambda: [_variant(each, told(plan), family.premises, trains) for each, plan in pairs])
         return replace(family, variants=made)
 
     def _as_saved(self, captured: CapturedStep, saved: Plan) -> Plan:
@@ -272,8 +272,8 @@ class StepMaker:
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 
 
-def _variant(captured: CapturedStep, plan: Plan, granted: Premises, trains: bool) -> Variant:
-    return Variant.of(captured, plan, granted, trains, lambda: plan)
+def _variant(captured: CapturedStep, plan: Plan, premises: Premises, trains: bool) -> Variant:
+    return Variant.of(captured, plan, premises, trains, lambda: plan)
 
 
 def _budget_of(saved: Plan) -> Budget:

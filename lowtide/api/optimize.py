@@ -28,7 +28,7 @@ from lowtide.api.ranges.guess import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import check_uncut, varying_of
 from lowtide.api.ranges.plan_file import limit_of, loaded
-from lowtide.api.ranks.group import Trainers
+from lowtide.api.ranks.group import ProcessGroupSetup
 from lowtide.api.stages import Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.capture.batches import positional_and_keyword
@@ -104,10 +104,10 @@ def optimize(
     if not isinstance(exact, bool):
         raise TypeError(f"exact: expected True or False, got {exact!r}")
     dynamic, said = shapes.dynamic, training
-    trainers = Trainers.of(
+    group_setup = ProcessGroupSetup.of(
         model, parallel.group, parallel.shard, trains=loss is not None, varies=dynamic is not None, policy=shapes.on_new_shape
     )
-    model = trainers.model
+    model = group_setup.model
     check_arguments(model, loss, optimizer, training)
     check_scaler(training.scaler, optimizer, run.swap_state)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
@@ -122,8 +122,8 @@ def optimize(
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:
-        around = trainers.wrapper, counters_of(optimizer)
-        program = TrainingProgram(model, loss, trained, said.after_backward, said.accumulate, said.scaler, trainers.ranks, *around)
+        around = group_setup.wrapper, counters_of(optimizer)
+        program = TrainingProgram(model, loss, trained, said.after_backward, said.accumulate, said.scaler, group_setup.ranks, *around)
     machine = planning.machine
     warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
@@ -133,13 +133,13 @@ def optimize(
     asked = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, said.accumulate)
-    capturing = Captures(model, program, target, stages, varying, trainers.peers)
-    links_bytes_per_s = 0.0 if obstacle else trainers.links_bytes_per_s(target)
+    capturing = Captures(model, program, target, stages, varying, group_setup.peers)
+    links_bytes_per_s = 0.0 if obstacle else group_setup.links_bytes_per_s(target)
     here = Machine(target, machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
     of_shapes = StepMaker(capturing, here, asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
-    with trainers.beginning(runs=not obstacle):
+    with group_setup.sharded_during_capture(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
     if trained is not None:
         warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lowtide.api.ranges.notation import AUTO
 from lowtide.api.ranks.group import SHARDS
-from lowtide.api.running import check as looks
+from lowtide.api.running import check as second_look
 from lowtide.api.running import shapes as new_shapes
 from lowtide.api.stages import Callback
 from lowtide.capture.batches import BATCHES
@@ -214,7 +214,7 @@ class Run:
         if self.kernels is not None:
             _word("kernels", self.kernels, (INDUCTOR,), " or None")
         _word("arena", self.arena, ARENAS)
-        _word("check", self.check, looks.POLICIES)
+        _word("check", self.check, second_look.POLICIES)
         _flag("swap", self.swap)
         _flag("swap_state", self.swap_state)
         if self.swap_state and not self.swap:

@@ -340,10 +340,10 @@ class Step:
 
     def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""
-        looks, caller = self._batch.looks, self._caller
-        if looks is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
+        specs, caller = self._batch.specs, self._caller
+        if specs is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
             return None
-        return None if variant.inference is None else RepeatedCalls(variant.inference, variant.granted, looks, inputs)
+        return None if variant.inference is None else RepeatedCalls(variant.inference, variant.premises, specs, inputs)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
@@ -391,7 +391,7 @@ class Step:
 
     def _change(self, now: View) -> str:
         last = [family.variants[-1] for family in self._families]
-        return change_of_kind(now, last) or self._current.granted.change()
+        return change_of_kind(now, last) or self._current.premises.change()
 
     def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str]:
         """What the caller holds now, and what `_find` finds for it; processes that train together go on only where all go the same way."""

@@ -88,7 +88,7 @@ def _tensors(peak: Snapshot) -> Table:
     for column in table.columns:
         column.overflow = "fold"
     for group in groups[:_TENSORS]:
-        table.add_row(bytes_text(group.nbytes), *map(escape, (group.looks, group.tensors[0].kind.value, group.origin)))
+        table.add_row(bytes_text(group.nbytes), *map(escape, (group.spec, group.tensors[0].kind.value, group.origin)))
     rest = [tensor for group in groups[_TENSORS:] for tensor in group.members]
     if rest:
         table.add_row(bytes_text(sum(tensor.nbytes for tensor in rest)), f"{len(rest)} more", "", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.cost.memory import Footprint, counted_storages, resident_storages, storage_bytes
 from lowtide.ir.graph import Graph
-from lowtide.plan.snapshot import LiveTensor, Snapshot, looks
+from lowtide.plan.snapshot import LiveTensor, Snapshot, storage_specs
 from lowtide.problems.order import Bytes, OrderProblem
 
 
@@ -49,7 +49,7 @@ def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footpr
 
 def _live(graph: Graph, footprint: Footprint, round_to: int) -> list[LiveTensor]:
     """Every storage that the problem knows of: the caller's own live throughout."""
-    known, (start, end) = looks(graph), footprint.lifetimes
+    known, (start, end) = storage_specs(graph), footprint.lifetimes
     spans = [(storage, 0, len(graph.nodes)) for storage in resident_storages(graph)]
     spans += zip(counted_storages(graph), start.tolist(), end.tolist(), strict=True)
     return [LiveTensor.of(known[storage], storage_bytes(storage, round_to), first, last) for storage, first, last in spans]

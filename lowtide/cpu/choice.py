@@ -60,7 +60,7 @@ def _of_chain(chain: Sequence[Part], costs: Costs) -> Iterator[JoinCandidate]:
 _NEAR_BYTES = 256 * 1024  # of what is between, that a core's own cache holds beside all else
 _MACHINE = machine_of(100e3, 8e3)  # its caches; of its rates only their ratios matter
 _CLOSE = 0.15  # the model cannot tell kernels apart that it finds to be so near to each other
-Variant = tuple[Stage, ...]  # stages that do the same work as others
+KernelAlternative = tuple[Stage, ...]  # stages that do the same work as others
 
 
 class Joins(Enum):
@@ -72,7 +72,7 @@ class Joins(Enum):
 
 
 # Of variants, and which of them the model chose, the one that is made: 0 for the first.
-Fastest = Callable[[Sequence[Variant], int], int]
+Fastest = Callable[[Sequence[KernelAlternative], int], int]
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ def chosen(stages: Sequence[Stage], body: Graph, fixed: Collection[Value], joins
     return Choices.of(stages, body, fixed).numbers(joins, _as_modelled)
 
 
-def _as_modelled(variants: Sequence[Variant], by_model: int) -> int:
+def _as_modelled(variants: Sequence[KernelAlternative], by_model: int) -> int:
     return by_model
 
 
-def variants(blocks: Sequence[RowBlock], numbers: Sequence[int]) -> list[Variant]:
+def variants(blocks: Sequence[RowBlock], numbers: Sequence[int]) -> list[KernelAlternative]:
     """The ways to do the work of all blocks around a window: none of them, or one and what it lacks."""
     parts = max((blocks[number - 1].parts for number in numbers if number), key=len)
     return [tuple(_joined(parts, blocks[number - 1])) if number else tuple(parts) for number in numbers]

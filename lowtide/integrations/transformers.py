@@ -24,7 +24,7 @@ from transformers.trainer_utils import has_length
 
 from lowtide.api.step import Step
 from lowtide.errors import CaptureError
-from lowtide.integrations.windows import FrameworkOptions, FrameworkSteps
+from lowtide.integrations.accumulation import FrameworkOptions, FrameworkSteps
 
 _COUNT = "num_items_in_batch"  # beside what the model gets of a batch
 _OWN_STEP = (

@@ -30,7 +30,7 @@ class AlikeItems(Generic[Item]):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
-    def looks(self) -> str:
+    def spec(self) -> str:
         """Dtype and shape, "float32[4, 32]", with the count of several: "12 x float32[4, 32]"."""
         texts = {f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]" for tensor in self.tensors}
         if len(texts) > 1:

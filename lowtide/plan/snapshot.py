@@ -35,7 +35,7 @@ class StorageSpec:
         return None if self.maker is None else self.maker.source
 
 
-def looks(graph: Graph) -> dict[Storage, StorageSpec]:
+def storage_specs(graph: Graph) -> dict[Storage, StorageSpec]:
     """Every storage of a graph, as the first value on it looks: that of the input, or of the node that makes it."""
     found: dict[Storage, StorageSpec] = {}
     for value, maker in _values(graph):
@@ -45,7 +45,7 @@ def looks(graph: Graph) -> dict[Storage, StorageSpec]:
 
 
 def specs_by_name(graph: Graph) -> dict[str, StorageSpec]:
-    return {storage.name: look for storage, look in looks(graph).items()}
+    return {storage.name: look for storage, look in storage_specs(graph).items()}
 
 
 def _values(graph: Graph) -> Iterator[tuple[Value, Node | None]]:

@@ -100,7 +100,7 @@ def _rule_line(report: RuleReport) -> str:
 
 
 def _tensor_line(group: AlikeItems[LiveTensor]) -> str:
-    return f"{bytes_text(group.nbytes):>14}  {group.looks} {group.tensors[0].kind.value}: {group.origin}"
+    return f"{bytes_text(group.nbytes):>14}  {group.spec} {group.tensors[0].kind.value}: {group.origin}"
 
 
 def _rest_line(count: int, nbytes: int) -> str:
@@ -116,7 +116,7 @@ def _evictions_total(report: CostReport) -> str:
 
 
 def _eviction_line(group: AlikeItems[Eviction]) -> str:
-    return f"{bytes_text(group.nbytes):>14}  {group.looks}: {group.origin}; {_absence(group)}: {_costs(group.members)}"
+    return f"{bytes_text(group.nbytes):>14}  {group.spec}: {group.origin}; {_absence(group)}: {_costs(group.members)}"
 
 
 def _absence(group: AlikeItems[Eviction]) -> str:

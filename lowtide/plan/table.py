@@ -5,13 +5,13 @@ from __future__ import annotations
 from lowtide.base.units import bytes_text, op_text
 from lowtide.plan.contents import Contents
 from lowtide.plan.promises import lives
-from lowtide.plan.snapshot import LiveTensor, looks
+from lowtide.plan.snapshot import LiveTensor, storage_specs
 from lowtide.plan.where import source_text
 
 
 def live_tensors(plan: Contents) -> list[LiveTensor]:
     """Every storage that has bytes, by bytes, of equal ones the earliest; what is resident lives from the first step to the last."""
-    spans, seen = lives(plan), looks(plan.graph)
+    spans, seen = lives(plan), storage_specs(plan.graph)
     found = [LiveTensor.of(seen[storage], nbytes, start, end) for storage, (nbytes, start, end) in spans.items() if nbytes]
     return sorted(found, key=lambda tensor: (-tensor.nbytes, tensor.start, tensor.end, tensor.name))
 

@@ -44,7 +44,7 @@ def clusters(graph: Graph) -> list[Cluster]:
         return []
     readers = _readers(graph)
     pieces = (piece for group in _components(graph) for piece in _pieces(group))
-    return [found for piece in pieces if (found := _bordered(piece, readers, graph)) is not None and _is_worth(found)]
+    return [found for piece in pieces if (found := _cluster_of(piece, readers, graph)) is not None and _is_worthwhile(found)]
 
 
 def is_simple(node: Node) -> bool:
@@ -119,7 +119,7 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
     return found
 
 
-def _bordered(piece: Sequence[Node], readers: dict[Value, list[Node]], graph: Graph) -> Cluster | None:
+def _cluster_of(piece: Sequence[Node], readers: dict[Value, list[Node]], graph: Graph) -> Cluster | None:
     """The cluster of these nodes; None where something is written that is seen in several ways, or of which a version between is read."""
     inside, kept, outside = set(piece), set(graph.outputs), set[Node]()
 
@@ -131,7 +131,7 @@ def _bordered(piece: Sequence[Node], readers: dict[Value, list[Node]], graph: Gr
             outside.add(node)
     nodes = _needed(piece, outside, readers)
     results = tuple(value for node in nodes if node not in outside for value in node.outputs if value is not None and is_read(value))
-    return Cluster(tuple(nodes), frozenset(outside), results) if _is_written_once(nodes, is_read) else None
+    return Cluster(tuple(nodes), frozenset(outside), results) if _writes_allow_fusion(nodes, is_read) else None
 
 
 def _needed(nodes: Sequence[Node], outside: Collection[Node], readers: dict[Value, list[Node]]) -> list[Node]:
@@ -145,7 +145,7 @@ def _needed(nodes: Sequence[Node], outside: Collection[Node], readers: dict[Valu
     return found[::-1]
 
 
-def _is_written_once(nodes: Sequence[Node], is_read: Callable[[Value], bool]) -> bool:
+def _writes_allow_fusion(nodes: Sequence[Node], is_read: Callable[[Value], bool]) -> bool:
     """Whether each storage that is written is seen in one way, and left as its last version alone."""
     made = {value for node in nodes for value in node.results}
     written = {before.storage for node in nodes for before, _ in node.writes}
@@ -156,7 +156,7 @@ def _is_written_once(nodes: Sequence[Node], is_read: Callable[[Value], bool]) ->
     return len({value.storage for value in seen}) == len(seen) and not views and not any(map(is_read, between))
 
 
-def _is_worth(cluster: Cluster) -> bool:
+def _is_worthwhile(cluster: Cluster) -> bool:
     computing = [node for node in cluster.nodes if not is_view(node)]
     largest = max((prod(int(size) for size in value.shape) for node in computing for value in (*node.inputs, *node.results)), default=0)
     return len(computing) >= _FEWEST and largest >= _LEAST_ELEMENTS

@@ -21,7 +21,7 @@ import numpy as np
 from lowtide.ir.graph import Graph, Storage
 from lowtide.ir.operators.nodes import is_view
 from lowtide.plan.cost_report import Eviction
-from lowtide.plan.snapshot import LiveTensor, looks
+from lowtide.plan.snapshot import LiveTensor, storage_specs
 from lowtide.problems.order import Ints, Rows
 from lowtide.remat.cost import cost_of
 from lowtide.remat.entries import EntryKind
@@ -56,7 +56,7 @@ def evictions_of(problem: RematProblem, sequence: Ints, graph: Graph, written: G
     `written` is the graph of it, in its order, and `reuses` says by node of that what it takes over, as `cost.memory.Footprint` does.
     """
     played = _Played(problem, sequence.tolist())
-    costs, known, storages = played.costs(), looks(written), movable_storages(graph)
+    costs, known, storages = played.costs(), storage_specs(written), movable_storages(graph)
     step_of = [step for step, node in enumerate(written.nodes) if not is_view(node)]  # by entry: views are written between them
     step_of.append(len(written.nodes))
     played.take(graph, storages, reuses[step_of[:-1]])

@@ -31,8 +31,10 @@ class Frontier:
 
 
 def tensor_rows(tensors: Sequence[LiveTensor]) -> list[list[object]]:
-    """For the page's script: name, bytes, kind, looks, origin, first step, step after the last."""
-    return [[_short(each.name), each.nbytes, each.kind.value, looks(each), origin(each), each.start, each.end] for each in tensors]
+    """For the page's script: name, bytes, kind, dtype and shape, origin, first step, end (exclusive)."""
+    return [
+        [_short(each.name), each.nbytes, each.kind.value, dtype_and_shape(each), origin(each), each.start, each.end] for each in tensors
+    ]
 
 
 def step_rows(course: Course) -> list[list[object]]:
@@ -41,8 +43,8 @@ def step_rows(course: Course) -> list[list[object]]:
     return [[op_text(node.op), _short(source_text(node.source)), nbytes] for node, nbytes in pairs]
 
 
-def looks(tensor: LiveTensor) -> str:
-    """ "float32[64, 10]"."""
+def dtype_and_shape(tensor: LiveTensor) -> str:
+    """As text: "float32[64, 10]"."""
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
 
 
@@ -54,7 +56,14 @@ def origin(tensor: LiveTensor) -> str:
 def largest(course: Course) -> list[tuple[str, ...]]:
     """The tensors of most bytes, as a table shows them."""
     return [
-        (bytes_text(each.nbytes), _short(each.name), looks(each), kind_text(each.kind), _steps(each.start, each.end), origin(each))
+        (
+            bytes_text(each.nbytes),
+            _short(each.name),
+            dtype_and_shape(each),
+            kind_text(each.kind),
+            _steps(each.start, each.end),
+            origin(each),
+        )
         for each in course.tensors[:_MOST_ROWS]
     ]
 
@@ -70,7 +79,15 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
     runs = f"{each.runs} run again, {time_text(each.run_us)}" if each.runs else ""
     moved = f"{time_text(each.store_us)} to the host, {time_text(each.load_us)} back" if each.load_us else ""
     cost = "; ".join(filter(None, (runs, moved)))
-    return bytes_text(each.tensor.nbytes), looks(each.tensor), origin(each.tensor), each.how, away, "yes" if each.at_peak else "no", cost
+    return (
+        bytes_text(each.tensor.nbytes),
+        dtype_and_shape(each.tensor),
+        origin(each.tensor),
+        each.how,
+        away,
+        "yes" if each.at_peak else "no",
+        cost,
+    )
 
 
 def splits(plan: Contents) -> list[tuple[str, ...]]:

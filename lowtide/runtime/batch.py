@@ -14,8 +14,8 @@ from lowtide.errors import BatchError, CaptureError, FormatError
 from lowtide.ir import tree
 from lowtide.ir.result_specs import same_strides
 from lowtide.runtime.caller import describe
-from lowtide.runtime.looks import Looks, reach
 from lowtide.runtime.plain import refuse_surroundings, unlike_plain
+from lowtide.runtime.tensor_specs import TensorSpecs, reach
 
 # By tensor of a batch its shape and strides; behind them, where there are any, the places of what are no tensors.
 Shape: TypeAlias = "tuple[tuple[tuple[int, ...], tuple[int, ...]] | tuple[str, ...], ...]"
@@ -91,12 +91,12 @@ class BatchSpec:
         return cls(tuple(looks), training)
 
     @cached_property
-    def looks(self) -> Looks | None:
+    def specs(self) -> TensorSpecs | None:
         """By which a batch like it is recognised at once; None where not each leaf is a tensor on a CPU and an argument by itself."""
         tensors = [look for _, look in self.leaves if isinstance(look, _TensorSpec) and look.device.type == "cpu"]
         if [where for where, _ in self.leaves] != [f"[{at}]" for at in range(len(tensors))]:
             return None
-        return Looks((look.shape, look.stride, look.dtype) for look in tensors)
+        return TensorSpecs((look.shape, look.stride, look.dtype) for look in tensors)
 
     def is_tensor_like(self, leaf: int, dtype: str, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
         look = self.leaves[leaf][1]
@@ -125,8 +125,8 @@ class BatchSpec:
         Raises BatchError that says which argument is unlike, what was expected and what came.
         """
         refuse_surroundings()
-        looks = self.looks
-        if looks is not None and looks.hold(args, kwargs) and not (self.training and any(arg.requires_grad for arg in args)):
+        specs = self.specs
+        if specs is not None and specs.hold(args, kwargs) and not (self.training and any(arg.requires_grad for arg in args)):
             return args
         leaves, _ = tree.flatten((args, kwargs))
         found = [_name(leaf.where) for leaf in leaves]

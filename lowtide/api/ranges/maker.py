@@ -59,7 +59,7 @@ class TracedPrograms:
     """Programs as they were captured around a point of the range, before it is known for which part of it they are."""
 
     captured: tuple[CapturedStep, ...]
-    granted: Premises
+    premises: Premises
     point: Mapping[str, int]
 
 
@@ -130,7 +130,7 @@ class RangeMaker:
         leaves = _leaves(args, kwargs)
         point = self._varying.point(_shapes(leaves))
         for served in self._served:
-            if served.region.takes(point, leaves) and served.region.granted.holds():
+            if served.region.takes(point, leaves) and served.region.premises.holds():
                 family = _family(served, point)
                 if self._is_for_now(family, leaves):
                     return family
@@ -146,7 +146,7 @@ class RangeMaker:
         point = self._varying.point(_shapes(leaves))
         there = [served for served in self._served if served.region.takes(point, leaves)]
         if len(there) > 1:
-            there = [served for served in there if served.region.granted.holds()]
+            there = [served for served in there if served.region.premises.holds()]
         return _family(there[0], point, self.capturing.caller.state_entries) if there else None
 
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[RangeMaker, RangeFamily]:
@@ -238,15 +238,15 @@ class RangeMaker:
         return served
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
-        captured, granted = self.capturing.as_it_is(args, kwargs, laboratory)
-        return TracedPrograms(captured, granted, self._varying.point(_shapes(_leaves(args, kwargs))))
+        captured, premises = self.capturing.as_it_is(args, kwargs, laboratory)
+        return TracedPrograms(captured, premises, self._varying.point(_shapes(_leaves(args, kwargs))))
 
     def _region(self, traced: TracedPrograms, laboratory: Laboratory) -> RangePart:
         part = narrowed(traced.captured, traced.point)
         if (saved := self._region_saved(part, traced)) is not None:
             return saved
         settings = {"timed": self.asked.limit.is_limit, "exact": self.asked.exact}
-        return RangePart.of(part, traced.point, traced.granted, self._maker.machine, laboratory, **settings)
+        return RangePart.of(part, traced.point, traced.premises, self._maker.machine, laboratory, **settings)
 
     def _region_saved(self, captured: tuple[CapturedStep, ...], traced: TracedPrograms) -> RangePart | None:
         """The part of the range that was saved; None where that was not. Raises FormatError where it has to be."""
@@ -259,7 +259,7 @@ class RangeMaker:
         part = part_for(saved, graphs, request)
         if part is None:
             return None
-        return RangePart.of_saved(captured, traced.point, traced.granted, part, request, timed=saved.is_limited)
+        return RangePart.of_saved(captured, traced.point, traced.premises, part, request, timed=saved.is_limited)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was planned for the parts of the range that are captured so far, to be used by `optimize(..., plan=path)`."""
@@ -313,7 +313,7 @@ def _tell_ends(before: Dimensions, after: Dimensions, traced: TracedPrograms) ->
 
 
 def _family(served: LimitedRange, point: Mapping[str, int], state_entries: int | None = None) -> RangeFamily:
-    return RangeFamily((), served.region.granted, Planner([]), served.variants(point, state_entries), served.region.captured, point)
+    return RangeFamily((), served.region.premises, Planner([]), served.variants(point, state_entries), served.region.captured, point)
 
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -37,7 +37,7 @@ class RangePart:
 
     captured: tuple[CapturedStep, ...]
     fixed: Mapping[str, int]  # the numbers of dimensions that are none here: 0 and 1 are captured apart
-    granted: Premises  # what they take for granted
+    premises: Premises  # what they take for granted
     planner: RangePlanner  # it keeps what it has searched
     is_timed: bool  # whether it knows what operators take
 
@@ -46,7 +46,7 @@ class RangePart:
         cls,
         captured: tuple[CapturedStep, ...],
         point: Mapping[str, int],
-        granted: Premises,
+        premises: Premises,
         machine: Machine,
         laboratory: Laboratory,
         *,
@@ -55,14 +55,14 @@ class RangePart:
     ) -> RangePart:
         """What was captured around a point of the whole range. Raises CaptureError where the programs are not for all of their part."""
         programs = all_ranged(captured, machine, laboratory, timed=timed, exact=exact)
-        return cls(captured, _fixed(captured, point), granted, RangePlanner(programs), timed)
+        return cls(captured, _fixed(captured, point), premises, RangePlanner(programs), timed)
 
     @classmethod
     def of_saved(
         cls,
         captured: tuple[CapturedStep, ...],
         point: Mapping[str, int],
-        granted: Premises,
+        premises: Premises,
         saved: WrittenPart,
         request: Request,
         *,
@@ -70,7 +70,7 @@ class RangePart:
     ) -> RangePart:
         """The same with what was saved for these programs: nothing is measured. Raises FormatError where that is not for them."""
         planner = planner_of(saved, [(each.graph, each.held) for each in captured], request, limited=timed)
-        return cls(captured, _fixed(captured, point), granted, planner, timed)
+        return cls(captured, _fixed(captured, point), premises, planner, timed)
 
     def timed(self, machine: Machine, trains: bool, *, exact: bool) -> RangePart:
         if self.is_timed:
@@ -205,8 +205,8 @@ class LimitedRange:
         key = which, id(member)  # the family holds its members
         family = self.families[which]
         if key not in self._compiled:
-            captured, granted = self.region.captured[which], self.region.granted
-            self._compiled[key] = Variant.of(captured, member, granted, self.trains, partial(family.plan, point))
+            captured, premises = self.region.captured[which], self.region.premises
+            self._compiled[key] = Variant.of(captured, member, premises, self.trains, partial(family.plan, point))
         compiled = self._compiled[key]
 
         def number(size: Size) -> int:

@@ -19,7 +19,7 @@ from lowtide.capture.ranks.ranks import Ranks
 from lowtide.errors import CaptureError
 from lowtide.kernels.parts import WHOLE_OF
 from lowtide.runtime.ranks.parameters import fill, lay_out, put_back
-from lowtide.runtime.ranks.peers import ALONE, Peers, SinglePeer, heard
+from lowtide.runtime.ranks.peers import ALONE, Peers, SinglePeer, peer_failure_as_step_error
 
 _INSTEAD = (
     "give the plain module, before it is sharded, with lowtide.Parallel(group=..., shard=...), which says what is in shards; a limit "
@@ -30,7 +30,7 @@ SHARDS = ("optimizer", "gradients", "parameters")  # what may be in shards; each
 
 
 @dataclass(frozen=True)
-class Trainers:
+class ProcessGroupSetup:
     """The processes that train a model together, or the one that does so by itself."""
 
     model: nn.Module  # the module that is captured
@@ -41,7 +41,7 @@ class Trainers:
     @classmethod
     def of(
         cls, model: Any, group: dist.ProcessGroup | None, shard: str | None, *, trains: bool, varies: bool, policy: str | None
-    ) -> Trainers:
+    ) -> ProcessGroupSetup:
         """Raises CaptureError, TypeError or ValueError for what cannot be meant, or cannot be done by several processes."""
         if not isinstance(model, nn.Module):
             return cls(model)
@@ -74,12 +74,12 @@ class Trainers:
         if self.ranks is None or self.ranks.shard != "parameters":
             return 0.0
         sent = torch.zeros(_TRIED_BYTES // self.ranks.size, dtype=torch.uint8, device=device)
-        with heard():
+        with peer_failure_as_step_error():
             least_s = min(_gathered_s(sent, self.ranks) for _ in range(_TRIALS))
         return float(2.0 ** round(math.log2(_TRIED_BYTES / least_s)))
 
     @contextmanager
-    def beginning(self, *, runs: bool) -> Iterator[None]:
+    def sharded_during_capture(self, *, runs: bool) -> Iterator[None]:
         """Parameters that are to be in shards are, inside; behind it, all ranks have the numbers of rank 0. A failure leaves all as before.
 
         A step that never `runs` leaves parameters whole.
@@ -90,17 +90,17 @@ class Trainers:
         try:
             yield
             if runs:
-                self._begin(held)
+                self._broadcast_from_rank_0(held)
         finally:
             put_back(held)
 
-    def _begin(self, held: dict[torch.Tensor, torch.Tensor]) -> None:
+    def _broadcast_from_rank_0(self, held: dict[torch.Tensor, torch.Tensor]) -> None:
         """Give all ranks the numbers of rank 0, where no wrapper did when it was made, and parameters `held` whole their parts."""
         if self.wrapper is not None or not isinstance(self.peers, Peers) or self.ranks is None:
             return
         source = dist.get_process_group_ranks(self.peers.group)[0]
         whole = [held.get(each, each) for each in self.model.parameters() if each in held or each not in WHOLE_OF]
-        with torch.no_grad(), heard():
+        with torch.no_grad(), peer_failure_as_step_error():
             for tensor in (*whole, *self.model.buffers()):
                 dist.broadcast(tensor.detach(), source, group=self.peers.main)
         fill(held, self.ranks.size, self.ranks.group)

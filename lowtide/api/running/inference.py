@@ -19,9 +19,9 @@ from lowtide.lower.constants import WithoutConstants
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.runtime.caller import ChangedError, InputCheck
-from lowtide.runtime.looks import Looks
 from lowtide.runtime.plain import refuse_surroundings
 from lowtide.runtime.program import Program
+from lowtide.runtime.tensor_specs import TensorSpecs
 from lowtide.runtime.unchanged.premises import Premises
 
 UNLIKE = object()  # a call's answer where it has to go the long way, and nothing ran
@@ -105,12 +105,12 @@ class Inference:
 class RepeatedCalls:
     """Calls like the last one: on tensors that look alike, while all that the program takes for granted lies where it lay."""
 
-    def __init__(self, inference: Inference, granted: Premises, looks: Looks, inputs: Sequence[Any]) -> None:
-        self._inference, self._granted, self._looks, self._kept = inference, granted, looks, inference.kept(inputs)
+    def __init__(self, inference: Inference, premises: Premises, specs: TensorSpecs, inputs: Sequence[Any]) -> None:
+        self._inference, self._premises, self._specs, self._kept = inference, premises, specs, inference.kept(inputs)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result; UNLIKE for a call that has to go the long way."""
-        if not self._looks.hold(args, kwargs) or not self._granted.unmoved():
+        if not self._specs.hold(args, kwargs) or not self._premises.unmoved():
             return UNLIKE
         inference = self._inference
         if inference.alone is None:

@@ -20,6 +20,6 @@ def read_unlike(now: View, variants: Iterable[Variant]) -> str:
 def change_of_kind(now: View, variants: Iterable[Variant]) -> str:
     """What is read from the data otherwise than when any of these programs was captured; "" where they are not for it otherwise."""
     facts = Facts(now.read)
-    unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.granted.holds() and variant.fits_settings(now))
+    unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.premises.holds() and variant.fits_settings(now))
     reading = next((each for each in unlike if each is not None), None)
     return "" if reading is None else f"{reading} gives {facts.outcome(reading.question)}"

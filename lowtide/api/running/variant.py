@@ -39,14 +39,14 @@ class Variant:
     decision: Decision  # that the program follows from
     planned: Callable[[], Plan]  # made when it is asked for: a shape's own takes longer than to run the step
     program: Program
-    granted: Premises  # the same for all that were captured together
+    premises: Premises  # the same for all that were captured together
     check: InputCheck
     settings: SettingsCheck
     shape: tuple[int, ...] | None = None  # of its batches, where the program is one for several
     networks: Mapping[str, NetworkCalls] = field(default_factory=dict, compare=False)  # that run its regions, by first result
 
     @classmethod
-    def of(cls, captured: CapturedStep, decision: Decision, granted: Premises, gradients: bool, planned: Callable[[], Plan]) -> Variant:
+    def of(cls, captured: CapturedStep, decision: Decision, premises: Premises, gradients: bool, planned: Callable[[], Plan]) -> Variant:
         """The program that does what was decided, as `planned` tells it."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
@@ -55,7 +55,7 @@ class Variant:
         networks = runners(decision.graph)
         program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)})
         settings = SettingsCheck.of(captured.graph, captured.slots)
-        return cls(captured, decision, planned, program, granted, check, settings, networks=networks)
+        return cls(captured, decision, planned, program, premises, check, settings, networks=networks)
 
     @cached_property
     def plan(self) -> Plan:
@@ -93,10 +93,10 @@ class Variant:
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
-        return self.granted.holds() and self.fits_settings(now) and facts.hold((*self.captured.settling.to_read, *self.captured.readings))
+        return self.premises.holds() and self.fits_settings(now) and facts.hold((*self.captured.settling.to_read, *self.captured.readings))
 
     def fits_settings(self, now: View) -> bool:
-        """Whether this is the program for the caller's settings, whatever the data are; `granted` tells of the rest."""
+        """Whether this is the program for the caller's settings, whatever the data are; `premises` tells of the rest."""
         if self.captured.state_entries != now.caller.state_entries or not self.captured.left.holds() or not self.captured.settling.holds():
             return False
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from lowtide.cost.lab.apart import TrialProcess
+from lowtide.cost.lab.trial_process import TrialProcess
 
 IDLE_S = 20.0  # it holds some hundred MiB meanwhile
 

@@ -21,8 +21,8 @@ from torch._library.simple_registry import singleton
 
 from lowtide.cost.lab import launches as launched
 from lowtide.cost.lab import spare, trial
-from lowtide.cost.lab.apart import GoneError, LateError, TrialProcess
 from lowtide.cost.lab.operators import dtype_name, operator
+from lowtide.cost.lab.trial_process import TrialProcess, WorkerExitedError, WorkerTimeoutError
 from lowtide.errors import FormatError
 
 _OWN = frozenset({"aten", "prims", "prim", "quantized", "mkldnn", "onednn", "inductor"})  # a bare torch has them
@@ -142,11 +142,11 @@ class Trials:
                 process.end()
                 self._apart = None
             return reply
-        except GoneError as gone:
+        except WorkerExitedError as gone:
             self._apart = None
-            if not proven and not isinstance(gone, LateError):
+            if not proven and not isinstance(gone, WorkerTimeoutError):
                 return self._take_inside(device)
-            return {"failure": f"the process that tried it is gone: {gone}", "ended": True, "late": isinstance(gone, LateError)}
+            return {"failure": f"the process that tried it is gone: {gone}", "ended": True, "late": isinstance(gone, WorkerTimeoutError)}
         except BaseException:  # Ctrl-C in the middle of an answer: the next request would get it
             if self._apart is not None:
                 self._apart.end()
@@ -163,9 +163,9 @@ class Trials:
         return self._circumstances[device]
 
     def _process(self) -> TrialProcess:
-        """The process, started where there is none. Raises GoneError."""
+        """The process, started where there is none. Raises WorkerExitedError."""
         if self._given_up:
-            raise GoneError(self._given_up)
+            raise WorkerExitedError(self._given_up)
         if self._apart is None:
             if self._ends > _MOST_ENDS:
                 self._give_up(f"it ended {self._ends} times")
@@ -176,12 +176,12 @@ class Trials:
     def _started(self) -> TrialProcess:
         try:
             return TrialProcess({"limit_s": LIMIT_S})
-        except GoneError as gone:
+        except WorkerExitedError as gone:
             self._give_up(str(gone))
 
     def _give_up(self, why: str) -> NoReturn:
         self._given_up = why
-        raise GoneError(why)
+        raise WorkerExitedError(why)
 
 
 def _settings() -> dict[str, Any]:

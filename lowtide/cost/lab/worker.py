@@ -1,4 +1,4 @@
-"""The other end of `apart`: a process that does nothing but try calls, one at a time, as it is asked to.
+"""The other end of `trial_process`: a process that does nothing but try calls, one at a time, as it is asked to.
 
 Requests and replies are lines of JSON: data, never code. The operators' own input and output lead nowhere, so that nothing mixes with the
 replies; the system ends the process when one call takes far too long, also where nobody is left to do it.

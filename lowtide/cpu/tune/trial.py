@@ -1,9 +1,10 @@
 """Which blocks a network has: by the model, and where that cannot tell, measured, once, and kept on disk.
 
     takes   a body as stages, and how many kernels may be measured for it
-    leaves  the numbers of its blocks; the same for as long as the file of measurements is there
+    leaves  for each window of its stages which block is made, counted from 1, or 0; the same as long as the file of measurements is there
 
-The file is by machine, compiler and the generator's version, its entries by kernels: networks that have some in common share them.
+The file is by machine, compiler asked for, its options and the generator's version, its entries by kernels: networks that have some in
+common share them.
 
 Networks of one source are timed side by side on made-up numbers. They run in turns, by the team, as they would, and find what others have
 left in the caches; the least time of each counts. What is compiled for that is not kept.
@@ -40,7 +41,7 @@ from lowtide.ir.graph import Value
 from lowtide.runtime.compiler import NativeError
 from lowtide.runtime.libraries import processor
 
-Variant = tuple[Stage, ...]
+KernelAlternative = tuple[Stage, ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Trial:
     def of(cls, stages: Sequence[Stage], target: Target) -> Trial:
         return cls(by_columns(stages, target), target)
 
-    def key(self, variant: Variant) -> str:
+    def key(self, variant: KernelAlternative) -> str:
         """The same for the same kernels one after the other, wherever they stand and whatever they read."""
         texts = [self._text(stage) for stage in variant]
         return hashlib.sha256("\0".join([*texts, str(self.target)]).encode()).hexdigest()[:32]
@@ -65,7 +66,7 @@ class Trial:
             self._texts[stage] = kernel_text(stage, stage in self.columns, self.target)
         return self._texts[stage]
 
-    def source(self, variants: Mapping[str, Variant], addresses: ElementOffsets) -> str:
+    def source(self, variants: Mapping[str, KernelAlternative], addresses: ElementOffsets) -> str:
         stages = list(dict.fromkeys(stage for variant in variants.values() for stage in variant))
         number = {stage: at for at, stage in enumerate(stages)}
         runs = [[number[stage] for stage in variant] for variant in variants.values()]
@@ -121,11 +122,14 @@ JOINS = Joins.BEST
 
 
 def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
-    """The numbers. At most so many variants of kernels count, whether they are measured now or were before. Raises NativeError."""
-    trial, choosing = Trial.of(staged.stages, staged.target), Choices.of(staged.stages, staged.body, staged.known)
-    asked: dict[str, Variant] = {}
+    """For each window of stages the block that is made, from 1, or 0. Raises NativeError.
 
-    def note(variants: Sequence[Variant], by_model: int) -> int:
+    At most so many variants of kernels count, whether they are measured now or were before.
+    """
+    trial, choosing = Trial.of(staged.stages, staged.target), Choices.of(staged.stages, staged.body, staged.known)
+    asked: dict[str, KernelAlternative] = {}
+
+    def note(variants: Sequence[KernelAlternative], by_model: int) -> int:
         wanted = {trial.key(variant): variant for variant in variants} if most else {}
         if len(asked | wanted) <= most:
             asked.update(wanted)
@@ -136,7 +140,7 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
         return by_model
     known = _times_ns(staged, trial, asked, placing)
 
-    def fastest(variants: Sequence[Variant], by_model: int) -> int:
+    def fastest(variants: Sequence[KernelAlternative], by_model: int) -> int:
         times = [known.get(trial.key(variant), 0) for variant in variants]
         best = min(range(len(times)), key=lambda at: times[at])
         return best if all(times) and _NOISE * times[best] < times[by_model] else by_model
@@ -144,7 +148,7 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
     return choosing.numbers(JOINS, fastest)
 
 
-def _times_ns(staged: StagedBody, trial: Trial, asked: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
+def _times_ns(staged: StagedBody, trial: Trial, asked: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:
     """What these variants take, by key: measured before, or now."""
     known = {**_known, **_cache().load()}
     wanted = {key: variant for key, variant in asked.items() if key not in known}
@@ -153,7 +157,7 @@ def _times_ns(staged: StagedBody, trial: Trial, asked: Mapping[str, Variant], pl
     return {key: known[key] for key in asked}
 
 
-def _measured(staged: StagedBody, trial: Trial, wanted: Mapping[str, Variant], placing: Placing) -> dict[str, int]:
+def _measured(staged: StagedBody, trial: Trial, wanted: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:
     addresses, arena_bytes, kept = staged.addresses(staged.stages, placing)
     live = [value for at, value in enumerate(staged.body.inputs) if at not in set(staged.fixed)]
     elements = [arena_bytes // 4, kept, *map(_elements, (*live, *staged.body.outputs))]
@@ -167,6 +171,6 @@ def _elements(value: Value) -> int:
 
 
 def _cache() -> Cache:
-    templates = b"".join(path.read_bytes() for path in sorted(built.SOURCES))
+    templates = b"".join((*(path.read_bytes() for path in sorted(built.SOURCES)), " ".join(built.FLAGS[:-1]).encode()))
     machine = (platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", ""))
     return Cache("kernel_times", (*machine, hashlib.sha256(templates).hexdigest(), VERSION), 1, _MOST_NS)

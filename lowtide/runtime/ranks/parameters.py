@@ -11,7 +11,7 @@ from torch import nn
 
 from lowtide.errors import CaptureError
 from lowtide.kernels.parts import WHOLE_OF, WholeLayout, own_part
-from lowtide.runtime.ranks.peers import heard
+from lowtide.runtime.ranks.peers import peer_failure_as_step_error
 
 
 def lay_out(model: nn.Module, size: int, group: str) -> dict[torch.Tensor, torch.Tensor]:
@@ -51,7 +51,7 @@ def gathered(model: nn.Module, group: dist.ProcessGroup) -> Iterator[None]:
     parts = {each: each.data for each in model.parameters() if each in WHOLE_OF}
     looks = {each: WHOLE_OF[each] for each in parts}
     try:
-        with heard():
+        with peer_failure_as_step_error():
             for parameter, part in parts.items():
                 parameter.data = _whole(part, looks[parameter], group)
                 del WHOLE_OF[parameter]

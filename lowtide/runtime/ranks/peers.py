@@ -163,7 +163,7 @@ class Peers(SinglePeer):
         self._check_in_step()
         number = int(_digest(doing)[:15], 16)
         both = torch.tensor([number, -number])
-        with heard():
+        with peer_failure_as_step_error():
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         return int(both[0]) == -int(both[1])
 
@@ -190,20 +190,20 @@ class Peers(SinglePeer):
         self._check_in_step()
         source = dist.get_process_group_ranks(self.group)[rank]
         items = [item]
-        with heard():
+        with peer_failure_as_step_error():
             dist.broadcast_object_list(items, src=source, group=self.group)
         return items[0]
 
     def _all(self, item: Any) -> list[Any]:
         self._check_in_step()
         found: list[Any] = [None] * self.group.size()
-        with heard():
+        with peer_failure_as_step_error():
             dist.all_gather_object(found, item, group=self.group)
         return found
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def peer_failure_as_step_error() -> Iterator[None]:
     """Something is sent to all: where that fails, the others are not there, and StepError says so."""
     try:
         yield

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lowtide.base import places
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.look import Location, Look, Reads
+from lowtide.runtime.unchanged.caller_state import CallerState, Location, Reads
 from lowtide.runtime.unchanged.surroundings import BesideWatch
 from lowtide.runtime.unchanged.tokens import Identity, Token
 from lowtide.runtime.unchanged.watch import Watch
@@ -20,7 +20,7 @@ class Premises:
 
     def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
         self._caller, self._reads, self.beside = caller, reads, BesideWatch(beside)
-        look = Look(caller, reads)
+        look = CallerState(caller, reads)
         self._locations = look.locations
         self._watch: Watch | None = look.watched()
         self.unwatched = [*look.unwatched, *self.beside.unwatched]  # places that hold too much
@@ -31,7 +31,7 @@ class Premises:
             return False
         if self._watch is not None and self._watch.same():
             return True
-        look = Look(self._caller, self._reads)
+        look = CallerState(self._caller, self._reads)
         if look.locations != self._locations:
             self._watch = None  # it would keep what is gone alive
             return False
@@ -46,7 +46,7 @@ class Premises:
         """What does not hold any more, in words; empty where all does."""
         for place, old, new in self.beside.changes():
             return f"{place} {_changed(old, new)}"
-        return first_difference(self._locations, Look(self._caller, self._reads).locations)
+        return first_difference(self._locations, CallerState(self._caller, self._reads).locations)
 
 
 def first_difference(before: Mapping[Location, Token], now: Mapping[Location, Token]) -> str:

@@ -12,7 +12,7 @@ from lowtide.ir.result_specs import same_strides
 from lowtide.runtime.plain import BESIDE_AUTOGRAD, dispatched, is_differentiated
 
 
-class Looks:
+class TensorSpecs:
     """Of tensors on a CPU, each an argument by itself."""
 
     def __init__(self, each: Iterable[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]) -> None:

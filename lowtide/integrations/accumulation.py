@@ -30,12 +30,12 @@ class FrameworkOptions:
     dynamic: Mapping[Any, Any] | str | None = None  # of one batch, as `optimize` takes it
     further: Mapping[str, Any] = field(default_factory=dict)
 
-    def for_count(self, count: int) -> dict[str, Any]:
-        """The arguments for a step over so many batches: each has lengths of its own."""
+    def for_count(self, count: int, *, on_cpu: bool) -> dict[str, Any]:
+        """The arguments for a step over so many batches: each has lengths of its own. On a GPU an arena is for limits alone."""
         said = self.dynamic
         dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
         shapes, run = self.further.get("shapes", Shapes()), self.further.get("run", Run())
-        run = replace(run, arena="auto") if run.arena == "limit" else run
+        run = replace(run, arena="auto") if run.arena == "limit" and on_cpu else run
         return {**self.further, "memory": self.memory, "shapes": replace(shapes, dynamic=dynamic), "run": run}
 
     def within_bytes_of(self, step: Step) -> FrameworkOptions:
@@ -85,7 +85,7 @@ class FrameworkSteps:
     def run(self, batches: Sequence[Any], **program: Any) -> tuple[list[Any], Any]:
         """One update of the parameters: what `loss` returned for each batch, and what `after_backward` did, or None.
 
-        `program` are `loss`, `after_backward` and `scaler` as `optimize` takes them; they count when the first such window comes.
+        `program` are `loss`, `after_backward` and `scaler` as `optimize` takes them. Those of the first update of so many batches count.
         Raises CaptureError, which says where in the framework its remedy is.
         """
         try:
@@ -106,7 +106,8 @@ class FrameworkSteps:
         if self.latest is not self.made.get(count):
             self.empty_arena()
         if count not in self.made:
-            further = self.options.for_count(count)
+            on_cpu = all(parameter.device.type == "cpu" for parameter in self.model.parameters())
+            further = self.options.for_count(count, on_cpu=on_cpu)
             training = Training(program["after_backward"], BATCHES, program["scaler"])
             self.made[count] = optimize(
                 self.model, list(batches), loss=program["loss"], optimizer=self.optimizer, training=training, **further

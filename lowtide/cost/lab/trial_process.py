@@ -1,7 +1,7 @@
 """A process of its own for what may crash or hang: it is asked line by line, and ended when it does not answer.
 
     takes   a setup and requests, both plain data
-    leaves  replies, or `GoneError` with the reason
+    leaves  replies, or `WorkerExitedError` with the reason
 
 It runs `worker.serve`. It is started by code that never changes and gets everything else over a pipe, so that it neither runs the program's
 own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it. Importing torch takes it some seconds.
@@ -27,16 +27,16 @@ _START_S = 300.0  # a busy machine may take long to import torch
 _SHOWN = 400  # characters of what the process said before it ended
 
 
-class GoneError(Exception):
+class WorkerExitedError(Exception):
     """The process has ended, or was ended, before it answered."""
 
 
-class LateError(GoneError):
+class WorkerTimeoutError(WorkerExitedError):
     """It did not answer in time."""
 
 
 class TrialProcess:
-    """One such process. Raises `GoneError` if it cannot be started."""
+    """One such process. Raises `WorkerExitedError` if it cannot be started."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._process = _started()
@@ -51,20 +51,20 @@ class TrialProcess:
             raise
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """The reply to a request. Raises `GoneError`; the process has then ended."""
+        """The reply to a request. Raises `WorkerExitedError`; the process has then ended."""
         try:
             self._send(request)
             line = self._lines.get(timeout=limit_s)
         except queue.Empty:
             self.end()
-            raise LateError(f"it did not come back within {limit_s:g} s") from None
+            raise WorkerTimeoutError(f"it did not come back within {limit_s:g} s") from None
         if not line:
-            raise GoneError(self._last_words())
+            raise WorkerExitedError(self._last_words())
         try:
             reply: dict[str, Any] = json.loads(line)
         except ValueError:
             self.end()
-            raise GoneError(f"it answered {line[:_SHOWN]!r}") from None
+            raise WorkerExitedError(f"it answered {line[:_SHOWN]!r}") from None
         return reply
 
     def end(self) -> None:
@@ -83,7 +83,7 @@ class TrialProcess:
             self._readers.append(_reading(self._process.stdout, self._lines.put))
             self._readers.append(_reading(self._process.stderr, self._errors.append))
         except RuntimeError as error:
-            raise GoneError(f"nobody can listen to it ({error})") from error
+            raise WorkerExitedError(f"nobody can listen to it ({error})") from error
 
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -101,7 +101,7 @@ class TrialProcess:
 
 def _started() -> subprocess.Popen[bytes]:
     if not sys.executable:
-        raise GoneError("this Python does not know its own executable")
+        raise WorkerExitedError("this Python does not know its own executable")
     apart: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -109,7 +109,7 @@ def _started() -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen([sys.executable, *_flags(), "-c", _CODE], **pipes, **apart)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise GoneError(f"it cannot be started ({type(error).__name__}: {error})") from error
+        raise WorkerExitedError(f"it cannot be started ({type(error).__name__}: {error})") from error
 
 
 def _flags() -> list[str]:

@@ -72,7 +72,7 @@ class Reads:
 EVERYTHING = Reads()
 
 
-class Look:
+class CallerState:
     """How a caller's objects look now, and what to watch so that a change is seen without looking again."""
 
     def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
