@@ -94,7 +94,7 @@ def _trained(name: str, batch_size: int, arena: bool, steps: int) -> dict[str, f
         loss=made.loss,
         optimizer=plain_sgd(made.model),
         planning=lowtide.Planning(progress=False),
-        run=lowtide.Run(arena=arena),
+        run=lowtide.Run(arena="always" if arena else "never"),
     )
     samples = []
     for _ in range(_WARM_UP + steps):

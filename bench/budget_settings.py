@@ -126,7 +126,7 @@ def _of_lowtide(made: Workload, setting: Setting) -> Training:
         loss=made.loss,
         optimizer=optimizer,
         planning=lowtide.Planning(progress=False),
-        run=lowtide.Run(arena=arena),
+        run=lowtide.Run(arena="always" if arena else "never"),
         exact=exact,
         plan=setting.plan,
     )

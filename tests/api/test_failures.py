@@ -231,8 +231,8 @@ def test_so_it_is_under_a_limit():
         assert_alike(*training.fail(number))
 
 
-@pytest.mark.parametrize("arena", [False, True])
-def test_labels_out_of_range_raise_as_in_eager_and_decay_no_weight(arena: bool):
+@pytest.mark.parametrize("arena", ["never", "always"])
+def test_labels_out_of_range_raise_as_in_eager_and_decay_no_weight(arena: str):
     training = Trained(CASES["recommender"], 1, options={"arena": arena})
     step, start = training.optimized(), training.state()
     items, labels = training.batch
