@@ -69,6 +69,7 @@ CALLS = {
         f"aten.{name}": [(_X,)]
         for name in ("zeros_like", "ones_like", "rand_like", "randn_like", "zero", "exponential", "uniform", "random")
     },
+    "lowtide.truncated_normal": [(_X, 0.0, 1.0, -2.0, 2.0)],
     "aten.full_like": [(_X, 2.0)],
     "aten.randint_like": [(_X, 9)],
     "aten.new_zeros": [(_X, [3])],

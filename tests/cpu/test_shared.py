@@ -12,7 +12,7 @@ import lowtide
 from lowtide.cpu.build.library import team
 from lowtide.cpu.build.networks import placed
 from lowtide.cpu.codegen.text import by_columns
-from lowtide.cpu.network import Bare, network_of
+from lowtide.cpu.network import StagedBody, network_of
 from lowtide.cpu.stages import Product, Windows
 from lowtide.ir.regions import Region, is_region
 
@@ -26,7 +26,7 @@ def test_a_window_is_shared_as_what_it_reads(channels: tuple[int, int], side: in
     graph = lowtide.optimize(model, (torch.randn(1, inner, side, side),), exact=False).plan.graph
     (region,) = (Region.of(node) for node in graph.nodes if is_region(node))
     target = replace(team().target, threads=2)
-    stages = network_of(Bare.of(region.body, region.fixed, target), region.joined, placed).stages
+    stages = network_of(StagedBody.of(region.body, region.fixed, target), region.joined, placed).stages
     shared = by_columns(stages, target)
     first, window = next(each for each in stages if isinstance(each, Product)), next(each for each in stages if isinstance(each, Windows))
     assert (first in shared, window in shared) == (wanted, wanted)

@@ -38,9 +38,9 @@ class Kind(NamedTuple):
     remedy: Loss
 
 
-STRAY, EYE, NORMS, RUNNING = nn.Parameter(torch.ones(())), torch.eye(2), [0.0], [torch.zeros(())]
+STRAY, EYE = nn.Parameter(torch.ones(())), torch.eye(2)
 NOISE = torch.Generator()
-SHOWN, MEANS = list[Tensor](), {"loss": torch.zeros(())}
+MEANS = {"loss": torch.zeros(())}
 
 
 class Meter:
@@ -53,30 +53,6 @@ class Meter:
 
 METERS = collections.defaultdict[str, Meter](Meter, known=Meter())
 GATED = torch.jit.CompilationUnit("def gated(x):\n    return x * torch.sigmoid(x)\n").gated
-
-
-def running(net: nn.Module, x: Tensor) -> Tensor:
-    loss = net(x).square().mean()
-    NORMS[0] = 0.9 * NORMS[0] + 0.1 * loss.item()
-    return loss
-
-
-def kept(net: nn.Module, x: Tensor) -> Tensor:
-    loss = net(x).square().mean()
-    RUNNING[0] = loss.detach()
-    return loss
-
-
-def printed(net: nn.Module, x: Tensor) -> Tensor:
-    loss = net(x).square().mean()
-    print(f"{loss.item():.3f}")
-    return loss
-
-
-def shown(net: nn.Module, x: Tensor) -> Tensor:
-    loss = net(x).square().mean()
-    SHOWN.append(loss.detach())
-    return loss
 
 
 def averaged(net: nn.Module, x: Tensor) -> Tensor:
@@ -124,7 +100,9 @@ KINDS = {
         lambda net, x: (net(x) * STRAY.detach()).mean(),
     ),
     "sparse": Kind(
-        lambda net, x: torch.sparse.mm(EYE.to_sparse(), net(x)).sum(), r"sparse.*to_dense\(\)", lambda net, x: (EYE @ net(x)).sum()
+        lambda net, x: torch.sparse.mm(EYE.to_sparse(), net(x)).sum(),
+        r"sparse.*index_put\(tuple\(indices\), values",
+        lambda net, x: (torch.zeros(2, 2).index_put((torch.arange(2), torch.arange(2)), torch.ones(2)) @ net(x)).sum(),
     ),
     "nested": Kind(
         nested, "nested tensor.*pad the rows", lambda net, x: nn.utils.rnn.pad_sequence([net(x)[:1], net(x)]).sum()
@@ -144,9 +122,7 @@ KINDS = {
         "make it once, before the step",
         lambda net, x: (net(x) + torch.randn(2, 3, generator=NOISE)).sum(),
     ),
-    "an average of numbers": Kind(running, "control flow depends on data", kept),
     "an average in a dictionary": Kind(averaged, r"in a dict that it changes: keep .* in place \(`mean\.mul_", averaged_in_place),
-    "a printed number": Kind(printed, r"to print.* put `value\.detach\(\)` into a list and print it after the step", shown),
     "a missing meter": Kind(metered("new"), "defaultdict makes a Meter for the key 'new'.* by asking for that key", metered("known")),
 }  # fmt: skip
 

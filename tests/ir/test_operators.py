@@ -58,7 +58,7 @@ def test_every_row_says_something(row):
 def test_what_draws_is_what_torch_tags():
     """An operator is tagged with the ones that write in place."""
     tagged = {functional_base(operators.name_of(op)) for _, op in dispatched() if torch.Tag.nondeterministic_seeded in op.tags}
-    assert {functional_base(row.name) for row in rows("draws")} == tagged
+    assert {functional_base(row.name) for row in rows("draws") if row.name.startswith("aten.")} == tagged
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS.values() if row.draws is Draws.WITH_PROBABILITY], ids=lambda row: row.name)
@@ -305,9 +305,10 @@ def test_parameters_left_out_are_those_of_the_schema(row):
 @pytest.mark.parametrize("row", rows("unread"), ids=lambda row: row.name)
 def test_what_is_not_read_does_not_matter(row):
     """With other contents of these arguments the results are the same, to the last bit."""
-    base, *overload = row.name.removeprefix("aten.").split(".")
+    namespace, base, *overload = row.name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base)
     for args in CALLS[row.name]:
-        op = getattr(getattr(torch.ops.aten, base), *overload) if overload else getattr(torch.ops.aten, base)
+        op = getattr(packet, *overload) if overload else packet
         found = []
         for change in (torch.clone, nan_like):
             torch.manual_seed(0)
