@@ -66,6 +66,11 @@ def is_plain(item: Any) -> bool:
     return type(item) in PLAIN or isinstance(item, enum.Enum)
 
 
+def is_constant(item: Any) -> bool:
+    """Whether it is plain, or a tuple of such, as a shape is: it may lie in two places."""
+    return is_plain(item) or (isinstance(item, tuple) and all(map(is_constant, item)))
+
+
 def differ(old: Any, new: Any) -> bool:
     """Whether two numbers or texts do; nan is like itself."""
     if old is new or not (isinstance(old, PLAIN) and isinstance(new, PLAIN)):
