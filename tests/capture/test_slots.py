@@ -181,15 +181,20 @@ def constants(net: Any, hidden: Tensor) -> None:
     net.shape, net.bounds, net.name = hidden.shape, (0.0, (1, "a")), None
 
 
+def small_containers(net: Any, hidden: Tensor) -> None:
+    net.shape, net.bounds = [*hidden.shape], {"width": hidden.shape[1], "of": [(1, "a")]}
+    net.outs = [3]
+
+
 def by_the_table(net: Any, hidden: Tensor) -> None:
     net.__dict__.update(shape=3, name="a")
     net.bounds = 2.0
 
 
-@pytest.mark.parametrize("keep", [for_a_while, constants, by_the_table])
+@pytest.mark.parametrize("keep", [for_a_while, constants, small_containers, by_the_table])
 def test_attributes_of_a_module_are_what_eager_leaves(keep):
     def make() -> tuple[Net, Callable[..., Any], Any]:
         net = Net(keep)
-        return net, square, Attributes(net, "hidden", "count", "shape", "bounds", "name")
+        return net, square, Attributes(net, "hidden", "count", "shape", "bounds", "name", "outs")
 
     check(make)
