@@ -33,7 +33,7 @@ test: $(READY)
 	@$(BIN)/mypy --no-error-summary
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-# What `make test` leaves out: half an hour on two cores.
+# What `make test` leaves out: three quarters of an hour on two cores.
 test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --long
 

@@ -114,6 +114,16 @@ def held(item: Any, name: str) -> Any:
     return ABSENT
 
 
+def slots_of(item: Any) -> list[str]:
+    """The names that an object keeps by itself, in no table (`__slots__`)."""
+    tables = [vars(cls) for cls in type(item).__mro__ if "__slots__" in vars(cls)]
+    return [name for table in tables for name, each in table.items() if type(each) is types.MemberDescriptorType]
+
+
+def is_slot(item: Any, name: str) -> bool:
+    return type(getattr(type(item), name, None)) is types.MemberDescriptorType
+
+
 def attributes(item: Any) -> Any:
     """The dictionary of an object's own attributes, of a `threading.local` those of this thread; ABSENT where it has none."""
     if (view := shown.get(id(item))) is not None and view[0] == threading.get_ident():

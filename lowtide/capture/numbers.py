@@ -35,6 +35,17 @@ class Number:
         number: Number = next(each for each in given if issubclass(type(each), Number))
         number.refuse(*given)
 
+    def __getattr__(self, name: str) -> Any:
+        """What any number has is refused, so that `hasattr` finds it."""
+        if name.startswith("__") or not hasattr(self.kind, name):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
+        self.refuse()
+
+    def __copy__(self, *memo: Any) -> Number:
+        return self
+
+    __deepcopy__ = __copy__
+
     def refuse(self, *others: Any) -> NoReturn:
         """What happens to whoever looks at it, or computes with it."""
         error = LeavingError(
@@ -48,7 +59,8 @@ class Number:
 
 
 for _name in (
-    "bool", "float", "int", "index", "complex", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "neg", "pos", "abs", "round",
+    "bool", "float", "int", "index", "complex", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "repr", "reduce_ex",
+    "neg", "pos", "abs", "round",
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow",
 ):  # fmt: skip
     setattr(Number, f"__{_name}__", Number.refuse)

@@ -198,14 +198,15 @@ def eager(after: Callable[[nn.Module], Any]) -> list[Any]:
     [
         clipped,
         lambda model: clipped(model).item(),
-        lambda model: [2 * clipped(model).item(), f"{clipped(model).item():.3f}"],
+        lambda model: clipped(model).item() * 2,
+        lambda model: f"{clipped(model).item():.2f}",
         lambda model: {
             "norm": clipped(model),
             "numbers": [clipped(model).item(), 7],
             "of": [p.grad.abs().max() for p in model.parameters()],
         },
     ],
-    ids=["tensor", "number", "computed", "both"],
+    ids=["tensor", "number", "twice", "text", "both"],
 )
 def test_what_after_backward_returns_comes_beside_the_loss(after):
     step = make(after)
@@ -222,8 +223,8 @@ def test_what_is_neither_tensor_nor_number_is_not_returned(after):
 
 @pytest.mark.parametrize(
     "use",
-    [lambda n: 1 / n, lambda n: n > 1, bool, str, float, lambda n: n == 1, lambda n: {n: 1}],
-    ids=range(7),
+    [lambda n: 1 / n, lambda n: n > 1, bool, str, repr, float, lambda n: n == 1, lambda n: {n: 1}],
+    ids=range(8),
 )
 def test_a_number_that_is_not_known_yet_is_not_computed_with(use):
     with pytest.raises(lowtide.CaptureError, match=rf"control flow depends on data: a number read from a tensor is used at {HERE}"):

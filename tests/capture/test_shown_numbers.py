@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import logging
 import math
 from collections.abc import Callable
@@ -271,3 +272,68 @@ def test_what_may_have_no_logarithm_comes_before_all_that_trains():
                     before.add(each)
                     waiting.extend((*each.after, *(makers[value] for value in each.inputs if value in makers)))
             assert logarithm in before
+
+
+def test_numbers_in_containers_are_shown_as_they_are(capsys):
+    told = list[str]()
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    logger = logging.getLogger("tests.shown.within")
+    logger.handlers, logger.level, logger.propagate = [Telling()], logging.INFO, False
+
+    def tell(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+        row = {"loss": loss.item(), "rows": [loss.detach(), (loss.item(),)]}
+        print(row, [loss.item(), 1])
+        row["loss"] = None
+        logger.info({"loss": loss.item()})
+        totals["n"] += loss.item()
+        print(totals)
+
+    totals, shown = {"n": 0.0}, []
+    for eagerly in (True, False):
+        totals["n"] = 0.0
+        trained(keeping(tell), eagerly=eagerly)
+        shown.append((capsys.readouterr().out, [*told]))
+        told.clear()
+    assert shown[0] == shown[1]
+    assert shown[0][0].count("loss") == 4
+
+
+def in_a_text(value: Any) -> Any:
+    return repr([value])
+
+
+def by_its_methods(value: Any) -> Any:
+    return value.hex() if hasattr(value, "hex") else "none"
+
+
+@pytest.mark.parametrize("use", [in_a_text, by_its_methods])
+def test_a_number_that_nobody_knows_is_never_shown_as_an_object(use):
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        kept.append(use(value.item()))
+        return value
+
+    kept, model = list[Any](), Net()
+    with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        stepping(model, loss)
+    assert kept == []
+
+
+def copies(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    row = {"loss": loss.item()}
+    meter.seen += [copy.deepcopy(row), copy.copy(loss.item())]
+
+
+def averages(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    count = (loss > 1e9).sum().item()
+    meter.seen.append(loss.item() / max(count, 1))
+    meter.seen.append(loss.item() / max(0.5, loss.item()))
+
+
+@pytest.mark.parametrize("keep", [copies, averages])
+def test_copies_of_numbers_and_their_quotients_are_made_by_each_step(keep):
+    check(keeping(keep))

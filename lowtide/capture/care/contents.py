@@ -32,6 +32,7 @@ ARRAYS = (array.array, bytearray, numpy.ndarray, memoryview, mmap.mmap)
 MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar, queue.Queue, queue.SimpleQueue)
 SPACES = (types.SimpleNamespace, threading.local)  # of which no class notes what is read
 _CALLING, _REDUCE = type(iter(int, 1)), vars(object)["__reduce__"]
+_LARGEST = 1000  # items of a container that is made again
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
@@ -64,6 +65,13 @@ def put_back(container: Any, before: dict[Any, Any]) -> None:
 def is_plain(item: Any) -> bool:
     """Whether it is a number or a text, and none that a program computes, whose classes are derived from those."""
     return type(item) in PLAIN or isinstance(item, enum.Enum)
+
+
+def is_constant(item: Any) -> bool:
+    """Whether it is plain, or a small container of such, of no class of the user's but for tuples: one like it can be made again."""
+    if not isinstance(item, tuple) and type(item) not in (list, dict):
+        return is_plain(item)
+    return len(item) < _LARGEST and all(map(is_constant, (*item, *item.values()) if type(item) is dict else item))
 
 
 def differ(old: Any, new: Any) -> bool:

@@ -23,7 +23,20 @@ import numpy
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, CACHED, EVERYTHING, Beside, Position, answers, attributes, behind, held, in_context, referred
+from lowtide.base.places import (
+    ABSENT,
+    CACHED,
+    EVERYTHING,
+    Beside,
+    Position,
+    answers,
+    attributes,
+    behind,
+    held,
+    in_context,
+    is_slot,
+    referred,
+)
 from lowtide.capture.care.contents import (
     CONTAINERS,
     DRAWN,
@@ -31,6 +44,7 @@ from lowtide.capture.care.contents import (
     SPACES,
     checksum,
     differ,
+    is_constant,
     is_iterator,
     is_moved,
     is_opaque,
@@ -168,9 +182,9 @@ class Follower:
         raise CaptureError(changed_each_time(f"a {type(moved).__name__} {what}"))
 
     def puts(self) -> list[tuple[Any, str, Any]]:
-        """The numbers and texts that the program has put into attributes of objects of the user's, and had not read before."""
+        """Constants that the program has put into attributes of objects of the user's, and had not read before."""
         found = [(item, name, held(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
-        return [(item, name, now) for item, name, now in found if is_plain(now) and self.only_writes(item, name)]
+        return [(item, name, now) for item, name, now in found if is_constant(now) and self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
@@ -215,8 +229,8 @@ class Follower:
 
     def _restore(self, item: Any, name: str, before: Any) -> None:
         own = attributes(item)
-        if own is ABSENT:
-            object.__delattr__(item, name) if before is ABSENT else object.__setattr__(item, name, before)
+        if own is ABSENT or is_slot(item, name):
+            Position.of(item, name, "", "").put(before)
         elif before is ABSENT:
             own.pop(name, None)
         else:
@@ -231,7 +245,7 @@ class Follower:
 
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
-        if isinstance(item, nn.Module) and id(item) in self._own:
+        if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
             self._follow_code(held(item, name))  # the rest of the model's is looked at elsewhere
             return
         if isinstance(item, torch.optim.Optimizer) and id(item) not in self._followed:  # the twin whose step is traced
@@ -239,7 +253,7 @@ class Follower:
                 if type(each) is type(item):
                     self.read(each, name, by_user=by_user)
             return
-        if (id(item), name) in self._places or id(item) not in self._followed:
+        if (id(item), name) in self._places or not (id(item) in self._followed or id(item) in self._own):
             return
         if (id(item), name) not in self._written and by_user:
             self.note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
@@ -247,9 +261,9 @@ class Follower:
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
-        if id(item) in self._followed:
+        if id(item) in self._followed or is_slot(item, name):
             own = attributes(item)
-            before = held(item, name) if own is ABSENT else own.get(name, ABSENT)
+            before = held(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
             self._written.setdefault((id(item), name), (item, before))
 
     def note(self, holder: Any, name: str, text: str, line: str = "") -> None:

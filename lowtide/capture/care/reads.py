@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from lowtide.base.places import ABSENT, Position, attributes
 from lowtide.capture.care import turns
-from lowtide.capture.care.contents import differ, is_plain
+from lowtide.capture.care.contents import differ, is_constant, is_plain
 from lowtide.capture.care.instances import read, written
 from lowtide.capture.care.turns import replaced
 from lowtide.capture.effects.flags import Memo
@@ -48,7 +48,7 @@ class AttributeReads:
         self._written.setdefault(id(module), set()).add(name)
 
     def puts(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-        """The numbers and texts that the program has put into attributes and had not read before: they lie there after each step."""
+        """The constants that the program has put into attributes and had not read before: they lie there after each step."""
         for module in model.modules():
             for name in self.put(module):
                 yield module, name, vars(module)[name]
@@ -56,7 +56,7 @@ class AttributeReads:
     def put(self, module: nn.Module) -> list[str]:
         """The names of one of them."""
         own: dict[str, Any] = attributes(module)
-        written = (name for name in self._written.get(id(module), ()) if is_plain(own.get(name, ABSENT)))
+        written = (name for name in self._written.get(id(module), ()) if name in own and is_constant(own[name]))
         return sorted(name for name in written if not self._first & {(id(module), name), (id(module), "__dict__")})
 
     def note(self, module: nn.Module, name: str) -> None:
@@ -77,7 +77,8 @@ class AttributeReads:
     def replaced(self, module: nn.Module) -> Iterator[tuple[str, Any, Any]]:
         """What the program found in a module, has read, and has put something else in the place of: name, before, now."""
         held = self._held.get(id(module), {})
-        names = held.keys() if (id(module), "__dict__") in self._first else [name for at, name in self._first if at == id(module)]
+        own, at = attributes(module), id(module)
+        names = {*held, *own} if (at, "__dict__") in self._first else [name for each, name in self._first if each == at]
         for name in sorted(names):
             before, now = held.get(name, ABSENT), _now(module, name)
             if now is not before:

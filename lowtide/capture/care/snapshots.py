@@ -48,7 +48,8 @@ class ModuleSnapshot:
         are the attributes with the model's fakes in their places. Numbers and texts may settle: that shows in a further capture.
         """
         memos = [memo.place.name for memo in reads.memos_of(path, self.module)]
-        for name in (*self._counted(following, swapped, [*reads.put(self.module), *memos]), *self._rested_on(reads, memos)):
+        gone = (name for name in self._gone() if name not in memos)
+        for name in (*self._counted(following, swapped, [*reads.put(self.module), *memos]), *gone, *self._rested_on(reads, memos)):
             raise LeavingError(refusal(path, name))
 
     def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any], put: list[str]) -> Iterator[str]:
@@ -68,6 +69,13 @@ class ModuleSnapshot:
                 refilled = not is_memo(self.containers[name], old, following())
             if counted or emptied or (refilled and not name.endswith(_HOOKS)):
                 yield name
+
+    def _gone(self) -> Iterator[str]:
+        """What is no longer there."""
+        now = self.module.__dict__
+        yield from self.attributes.keys() - now.keys()
+        for table in ("_parameters", "_buffers", "_modules"):
+            yield from (name for name, old in self.attributes[table].items() if old is not None and now[table].get(name) is None)
 
     def _rested_on(self, reads: AttributeReads, memos: list[str]) -> Iterator[str]:
         """What the program has read and then replaced: the next step would find something else there, and may go another way."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.base.places import Position, held, slots_of
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
@@ -35,10 +36,11 @@ def put_back_on_failure(
 ) -> Iterator[None]:
     """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables.
 
-    Of `models` somebody else takes care.
+    Of the tables of `models` somebody else takes care.
     """
-    seen = {id(module) for model in models for module in model.modules()}
-    waiting = _found([*functions, *objects], {id(item) for item in objects}, seen)
+    modules = {id(module): module for model in models for module in model.modules()}
+    seen, slots = {*modules}, [restore for module in modules.values() for restore in _of_slots(module)]
+    waiting = slots + _found([*functions, *objects], {id(item) for item in objects}, seen)
 
     def restore_all() -> None:
         for restore in waiting:
@@ -158,8 +160,14 @@ def names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(names_in, inner))
 
 
+def _of_slots(item: Any) -> Iterator[Callable[[], None]]:
+    for name in slots_of(item):
+        yield functools.partial(Position.of(item, name, "", "").put, held(item, name))
+
+
 def _of_object(item: Any) -> Iterator[Callable[[], None]]:
     """The contents of a container, the attributes of an object; put back only where they are others, in the object itself."""
+    yield from _of_slots(item)
     own = getattr(item, "__dict__", None)
     if isinstance(own, dict) and own is not item:
         yield functools.partial(put_back, own, dict(own))

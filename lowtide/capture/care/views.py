@@ -114,7 +114,7 @@ def lying_in(module: nn.Module) -> dict[str, Any]:
 def seen(item: Any, table: Any) -> Any:
     """What this thread finds where a table of attributes, or of buffers, lies in an object."""
     _, own, _ = shown.get(id(item), (0, None, None))
-    return table if own is None else own if table is lying_in(item) else own["_buffers"]
+    return table if own is None or type(table) is not dict else own if table is lying_in(item) else own["_buffers"]
 
 
 def _is_set_by_class(cls: type, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -95,7 +96,7 @@ def _act(
 
 
 def _set(item: Any, name: str, value: Any, results: list[Any], before: list[Any]) -> None:
-    object.__setattr__(item, name, value)
+    object.__setattr__(item, name, copy.deepcopy(value))  # a list of its own, as eager makes one
 
 
 def _text(leaf: tree.Leaf) -> str:

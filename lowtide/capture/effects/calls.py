@@ -16,7 +16,7 @@ from typing import Any
 
 from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
-from lowtide.capture.effects.containers import EffectLog, is_stand_in
+from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
 from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program
 from lowtide.capture.numbers import is_number
 from lowtide.ir.operators.names import MATH_FUNCTIONS
@@ -79,7 +79,7 @@ def _computed(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
     def printing(*args: Any, **options: Any) -> None:
         if log.active and _shows(args):
-            log.events.append((Outlet(functools.partial(plain, **options)), "put", args))
+            log.events.append((Outlet(functools.partial(plain, **options)), "put", without_stand_ins(args)))
         else:
             plain(*args, **options)
 
@@ -92,7 +92,7 @@ def _handling(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
         if not log.active or not _shows((record.msg, *shown)):
             return plain(logger, record)
         kept = {name: item for name, item in vars(record).items() if name not in _OF_THE_CALL}
-        log.events.append((Outlet(functools.partial(_handle_again, logger, kept)), "put", (record.msg, record.args)))
+        log.events.append((Outlet(functools.partial(_handle_again, logger, kept)), "put", without_stand_ins((record.msg, record.args))))
         return None
 
     return handling
@@ -104,11 +104,20 @@ def _handle_again(logger: logging.Logger, kept: dict[str, Any], text: Any, args:
 
 def _shows(items: Iterable[Any]) -> bool:
     """Whether there is such a number among what is shown. Refused before anything is, where no step can do that again."""
-    numbers = [*filter(is_number, items)]
+    numbers = [*_numbers_in(items)]
     for each in numbers:
         if not _is_term(each):
             each.refuse()
     return bool(numbers)
+
+
+def _numbers_in(shown: Iterable[Any]) -> Iterator[Any]:
+    for item in shown:
+        if is_number(item):
+            yield item
+        elif isinstance(item, (list, tuple, dict)):
+            items: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
+            yield from _numbers_in(dict.values(items) if isinstance(items, dict) else items)
 
 
 def _is_term(item: Any) -> bool:

@@ -7,6 +7,7 @@ the program reads of a container that it changes has to be what the same step ha
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -261,6 +262,18 @@ def holds_stand_in(item: Any) -> bool:
         return True
     items = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
     return any(map(holds_stand_in, items))
+
+
+def without_stand_ins(item: Any) -> Any:
+    """What is shown of a container: a copy of it as it is now, which the program has read as a whole."""
+    item = copy.copy(item) if is_stand_in(item) else item
+    if type(item) in (list, tuple):
+        return type(item)(map(without_stand_ins, item))
+    if type(item) not in KINDS or not isinstance(item, dict):
+        return item
+    made = copy.copy(item)
+    made.update({key: without_stand_ins(each) for key, each in item.items()})
+    return made
 
 
 def _reached(table: Any, key: Any, kind: Any) -> Any:

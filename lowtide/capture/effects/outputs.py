@@ -208,11 +208,15 @@ class OutputRecorder:
                 if (id(item), name) in (*self.sums, *self.emptied):
                     self.put.append((item, table, name))
                     continue
-                if not holds_fakes(now) or (id(item) in self.own and isinstance(now, torch.Tensor)):
+                if not holds_fakes(now) or (self._is_shown(item, table) and isinstance(now, torch.Tensor)):
                     continue
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
+
+    def _is_shown(self, item: Any, table: Any) -> bool:
+        """Whether what is put there is there for this thread alone."""
+        return id(item) in self.own and type(table) is dict
 
     def holder_of(self, tensors: Iterable[Any]) -> StaleError | None:
         """What is told where a number cannot be added to a tensor of the caller's, or to what a dictionary has just made; else None."""
@@ -277,7 +281,7 @@ class OutputRecorder:
         """
         followed = set(self.followed_places)
         for item, table, name in self.put:
-            if id(item) in self.own:  # this thread alone has found it there
+            if self._is_shown(item, table):
                 continue
             before = next(before for _, other, before in self.tables if other is table)
             if (id(item), name) not in followed and not follower.only_writes(item, name):
@@ -336,7 +340,7 @@ def survive(numbers: list[weakref.ref[Number]]) -> bool:
 
 def containers_of(models: Iterable[nn.Module]) -> list[Any]:
     """The lists, dictionaries and generators that modules keep beside torch's own."""
-    tables, kinds = [vars(module) for model in models for module in model.modules()], {*KINDS, torch.Generator}
+    tables, kinds = [tree.attributes_of(module) for model in models for module in model.modules()], {*KINDS, torch.Generator}
     return [item for table in tables for name, item in table.items() if type(item) in kinds and name not in OWN_OF_MODULES]
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, Position
+from lowtide.base.places import ABSENT, Position, held, slots_of
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
 from lowtide.capture.effects.containers import KINDS
 from lowtide.capture.effects.conversions import stand_in
-from lowtide.capture.effects.variables import Variable
+from lowtide.capture.effects.variables import Positions
 from lowtide.capture.sources import is_users
 
 LARGEST = 1000  # items of a container among which others are looked for
@@ -88,6 +88,13 @@ class PlaceSearch:
                 self._of_object(item, place, waiting)
 
     def _of_object(self, item: Any, place: Callable[..., None], waiting: collections.deque[Any]) -> None:
+        if slots := slots_of(item):
+            self.follow(item, table_of_slots := Positions(item, slots))
+            for name in slots:
+                if not self.is_followed(item, name):
+                    place(functools.partial(held, item, name), functools.partial(table_of_slots.__setitem__, name))
+        for cls in type(item).__mro__:
+            waiting.extend((cls, *functions_of(cls)))
         table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, type):
             return
@@ -101,8 +108,6 @@ class PlaceSearch:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(seen(item, table).__setitem__, name))
-        for cls in type(item).__mro__:
-            waiting.extend((cls, *functions_of(cls)))
 
 
 @contextmanager
@@ -118,7 +123,7 @@ def conversions_followed(roots: Iterable[Any]) -> Iterator[None]:
 def _of_function(function: types.FunctionType, place: Callable[..., None], table_of: Callable[..., None]) -> set[str]:
     """A function's own variables, its defaults, the globals that it names; those names, if it is a user's."""
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True) if is_users(function) else ():
-        table_of(cell, Variable(cell, name))
+        table_of(cell, Positions(cell, [name]))
     for cell in function.__closure__ or ():
         if Position.of(cell, "", "", "").now() is not ABSENT:
             place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))

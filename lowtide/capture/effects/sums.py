@@ -31,7 +31,7 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
 _SPELLED = {function: name for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min))}
 _ASKS: dict[str, Callable[..., Any]] = {
-    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format,
+    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
 }  # fmt: skip
 _EXAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
@@ -196,10 +196,16 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
 
 def _may_be_zero(item: Any) -> bool:
     if isinstance(item, Term):
+        if isinstance(item, NumberExpression) and _SPELLED.get(item.function) == "max" and any(_is_positive(each) for each in item.args):
+            return False  # nor is nan
         if (earlier := _earlier(item)) is not None:
             return not earlier.divides(item)
         return item.compare is None or not item.compare("ne", 0)
     return bool(item == 0)
+
+
+def _is_positive(item: Any) -> bool:
+    return type(item) in (int, float) and item > 0
 
 
 def _earlier(item: Any) -> EarlierNumbers | None:

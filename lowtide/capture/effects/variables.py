@@ -1,33 +1,32 @@
-"""Variables of closures as tables of names, as objects keep attributes and modules their globals."""
+"""Variables of closures, and slots of objects, as tables of names, as objects keep attributes and modules their globals."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from lowtide.base.places import ABSENT, Position
 
 
-class Variable(MutableMapping[str, Any]):
-    """The table of one name, which is not there while nothing is assigned."""
+class Positions(MutableMapping[str, Any]):
+    """The table of some names of a holder. One is not there while nothing is assigned."""
 
-    def __init__(self, cell: types.CellType, name: str) -> None:
-        self._cell, self._name = cell, name
+    def __init__(self, holder: Any, names: Sequence[str]) -> None:
+        self._places = {name: Position.of(holder, name, "", "") for name in names}
 
     def __getitem__(self, name: str) -> Any:
         if name not in iter(self):
             raise KeyError(name)
-        return self._cell.cell_contents
+        return self._places[name].now()
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._cell.cell_contents = value
+        self._places[name].put(value)
 
     def __delitem__(self, name: str) -> None:
-        del self._cell.cell_contents
+        self._places[name].put(ABSENT)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(() if Position.of(self._cell, "", "", "").now() is ABSENT else (self._name,))
+        return (name for name, place in self._places.items() if place.now() is not ABSENT)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)  # a list of them would ask for it
