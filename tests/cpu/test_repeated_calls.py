@@ -62,7 +62,7 @@ def near(one: torch.Tensor, two: torch.Tensor) -> bool:
 def like_the_last(fn: Any, *args: Any) -> bool:
     """Whether a call is one that need not look everything up."""
     if isinstance(fn, lowtide.Frozen):
-        return fn._looks is not None and fn._looks.hold(args, {})
+        return fn._specs is not None and fn._specs.hold(args, {})
     assert fn._again is not None
     return fn._again(args, {}) is not UNLIKE
 
