@@ -88,7 +88,7 @@ def _split(parameters: str) -> list[str]:
 __all__ = ["load"]
 
 _HERE = Path(__file__).parent
-_SOURCES = (native.SOURCE, _HERE / "device.hpp", _HERE / "planned.hpp", _HERE / "forwarders.py")
+_SOURCES = (native.SOURCE, _HERE / "device.hpp", _HERE / "planned.hpp", Path(__file__))
 _loaded: list[Any] = []  # at most one
 _loading = threading.Lock()
 

@@ -170,7 +170,7 @@ def _median_ms(call):
 @pytest.mark.parametrize("workload", [_convnet, _gpt])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_lent_changes_no_number(workload, seed, monkeypatch):
-    sequence = partial(random_sequence, rng=random.Random(seed), again=0.02, away=0.05, lend=True)
+    sequence = partial(random_sequence, rng=random.Random(seed), again=0.02, away=0.05, swap_state=True)
     monkeypatch.setattr(machine, "equal_graphs", swapping(sequence, []))
     step, _ = _assert_trains_like_eager(workload, workspaces=False, solver=ProgramOrder())
     assert "host.empty(" in step.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import shutil
 import stat
@@ -294,3 +295,12 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
     folders = [str(tmp_path / name) for name in ("first", "second")]
     done = subprocess.run([sys.executable, "-c", source, *folders], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.splitlines() == ["another allocator was put before lowtide's", "True False", "1 1 0"], done.stderr
+
+
+@pytest.mark.parametrize("module", ["lowtide.cuda.native", "lowtide.cpu.build.library"])
+def test_what_a_library_is_built_of_is_there(module):
+    """Where no GPU is, nobody would notice that a file which is named there has gone."""
+    named = [value for value in vars(importlib.import_module(module)).values() if isinstance(value, (Path, tuple, list))]
+    paths = [path for value in named for path in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(path, Path)]
+    assert paths
+    assert [str(path) for path in paths if not path.exists()] == []
