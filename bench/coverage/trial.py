@@ -67,7 +67,11 @@ def _verdict(run: Callable[[bool], tuple[dict[str, torch.Tensor], Outcome]]) -> 
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    """In a line, with files of libraries as these name them, wherever they are installed."""
+    text = " ".join(str(error).split())
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        text = text.replace(f"{folder}/", "")
+    return f"{type(error).__name__}: {text[:400]}"
 
 
 def _trained(subject: Subject, planned: bool) -> tuple[dict[str, torch.Tensor], Outcome]:

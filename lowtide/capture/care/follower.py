@@ -19,7 +19,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
@@ -39,28 +38,19 @@ from lowtide.base.places import (
 )
 from lowtide.capture.care.contents import (
     CONTAINERS,
-    DRAWN,
     PLAIN,
     SPACES,
-    checksum,
     differ,
     is_constant,
-    is_iterator,
-    is_moved,
-    is_opaque,
     is_plain,
     moves,
     pieces,
-    position,
     put_back,
-    size_in_bytes,
-    stays,
-    turn_back,
 )
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
+from lowtide.capture.care.movement import MovingObjects
 from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.turns import undoing
-from lowtide.capture.care.writes import refuse
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_library, is_users, users_line
@@ -73,7 +63,6 @@ _MOST = 20_000  # objects that are followed
 _DEEPEST, _LARGEST = 32, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
-_MOST_BYTES, _MOST_SUMMED = 1 << 26, 1 << 28  # of arrays that are copied, and of those that are looked at
 _CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
 _METHODS = types.BuiltinMethodType, types.MethodWrapperType
 _OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
@@ -95,10 +84,8 @@ class Follower:
         self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
         self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
-        self._moving: list[tuple[Any, Any]] = []  # files, generators, counters, and where they were
+        self._moving = MovingObjects()
         self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
-        self._bytes = 0  # of arrays among them
-        self._arrays: list[numpy.ndarray[Any, Any]] = []
         self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self._caches: list[Any] = []  # functions that remember their answers
@@ -170,16 +157,8 @@ class Follower:
 
     def refuse_moved(self) -> None:
         """Raise CaptureError where the program has moved what no stand-in can be put in the place of."""
-        moved, at = next(((item, at) for item, at in self._moving if is_moved(item, at)), (None, None))
-        if moved is None:
-            return
-        what = "that it reaches has gone on, and Python cannot turn it back; take its next item before the step and pass it with the batch"
-        if isinstance(moved, DRAWN):
-            what = "is drawn from; draw with torch, or before the step and pass it with the batch"
-        elif not is_iterator(moved):
-            kept = "; what the capture has done to it stays" if stays(moved, at) else ""
-            what = f"that it reaches is read or written{kept}; use it behind the step, with what the step returns"
-        raise CaptureError(changed_each_time(f"a {type(moved).__name__} {what}"))
+        if change := self._moving.change():
+            raise CaptureError(changed_each_time(change))
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """Constants that the program has put into attributes of objects of the user's, and had not read before."""
@@ -202,9 +181,7 @@ class Follower:
 
     def turn_back(self) -> None:
         """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
-        for item, at in self._moving:
-            if is_moved(item, at):
-                turn_back(item, at)
+        self._moving.turn_back()
         for space, before in self._spaces:
             put_back(vars(space), before)
         for cls, name, number in self._other_numbers():
@@ -353,35 +330,17 @@ class Follower:
 
     def _of_moving(self, item: Any, depth: int) -> None:
         """With what it rests on: iterators and files, a function that it calls."""
-        if is_opaque(item):
-            self._refuse_opaque(item)
-        self._arrays += [item] if isinstance(item, numpy.ndarray) else []
-        self._bytes += size_in_bytes(item)
-        look = position if self._bytes < _MOST_BYTES else checksum if self._bytes < _MOST_SUMMED else lambda _: None
-        if moves(item) and (at := look(item)) is not None:
-            self._moving.append((item, at))
+        self._moving.add(item, next(reversed(self._places.values()), None))
         for piece in gc.get_referents(item, getattr(item, "gi_frame", None)) if depth < _DEEPEST else ():
             if moves(piece) or isinstance(piece, (tuple, types.FunctionType, types.BuiltinMethodType)):
                 self._follow(piece, depth + 1)
-
-    def _refuse_opaque(self, item: Any) -> None:
-        found = next(reversed(self._places.values()), None)  # what led here
-        where = f"at {users_line()}" if found is None else f"by way of {found}".rstrip(",")
-        refuse(
-            CaptureError(
-                f"the program reaches a {type(item).__name__} {where}, which goes on each time it is used, and nothing says where it "
-                "is, so that no step could do the same: take its next item before the step and pass it with the batch"
-            )
-        )
 
     def reaches(self, item: Any) -> bool:
         return id(item) in self._seen
 
     def lies_in_array(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies on the memory of an array of NumPy's that the program reaches."""
-        start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
-        bounds = ((each.__array_interface__["data"][0], each.nbytes) for each in self._arrays)
-        return any(first < start + size and start < first + length for first, length in bounds)
+        return self._moving.lie_under(tensor)
 
     def _of_object(self, item: Any) -> None:
         cls = type(item)

@@ -50,9 +50,7 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
             yield
             return
         stack.enter_context(listed(emitters, emit))
-        stack.enter_context(
-            replaced(builtins, "len", lambda plain: lambda item: item.kept.measured() if is_stand_in(item) else plain(item))
-        )
+        stack.enter_context(replaced(builtins, "len", _measuring))
         for owner, name in ((builtins, "max"), (builtins, "min"), *((math, name) for name in MATH_FUNCTIONS.difference(_WHOLE))):
             stack.enter_context(replaced(owner, name, _choice if owner is builtins else functools.partial(_computed, f"math_{name}")))
         yield

@@ -30,9 +30,9 @@ from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.cpu.build import library as built
 from lowtide.cpu.build.constants import aligned
-from lowtide.cpu.build.library import ENTRY, build, team
+from lowtide.cpu.build.library import build, team
 from lowtide.cpu.choice import Choices, Joins
-from lowtide.cpu.codegen.source import kernel_text, text_of
+from lowtide.cpu.codegen.source import entry, kernel_text, text_of
 from lowtide.cpu.codegen.text import ElementOffsets, by_columns
 from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
@@ -87,7 +87,7 @@ def times_ns(source: str, count: int, elements: Sequence[int]) -> list[int]:
         build(source, path)
         try:
             library = ctypes.CDLL(str(path))
-            functions = [getattr(library, f"{ENTRY}_{number}" if number else ENTRY) for number in range(count)]
+            functions = [getattr(library, entry(number)) for number in range(count)]
         except (OSError, AttributeError) as error:
             raise NativeError(f"the library that was built does not load ({error})") from error
         return _least_ns([ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions], at)
