@@ -57,7 +57,7 @@ def measured(name: str, threads: int, turns: int) -> dict[str, Any]:
     """One model's row."""
     import torch
 
-    from lowtide.ir.regions import is_by_inductor
+    from lowtide.ir.bodies import is_by_inductor
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -24,7 +24,7 @@ from bench.results import Cell, Results
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.schedule import AUTO, schedule
-from lowtide.schedule.warm_up import warm_up
+from lowtide.schedule.auto import warm_up
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 COLUMNS = ("step", "operators", "built_seconds", "seconds", "peak_bytes", "lower_bound_bytes", "gap_percent", "status", "process_bytes")

@@ -19,7 +19,7 @@ from bench.results import Results
 from lowtide import optimize
 from lowtide.cost.memory import order_problem
 from lowtide.schedule import AUTO, ProgramOrder, ReadyList, ReversePostOrder, schedule
-from lowtide.schedule.warm_up import warm_up
+from lowtide.schedule.auto import warm_up
 
 COLUMNS = (
     "model", "batch_size", "operators", "eager_bytes", "program_order_bytes", "ready_list_bytes", "post_order_bytes", "peak_bytes",

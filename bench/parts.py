@@ -10,7 +10,7 @@ import torch
 
 from lowtide.capture import operators
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis, Combine, Path, Reduced, Role
+from lowtide.ir.operators.axes import Axis, Combine, Path, Reduced, Role
 from lowtide.ir.operators.nodes import axes_of
 from lowtide.ir.operators.table import row_of
 

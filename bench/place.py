@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lowtide
-from lowtide.placement.base import Placement, Placer, limited
-from lowtide.placement.warm_up import warm_up
+from lowtide.placement.base import Placement, Placer, limited, warm_up
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
 from research.solvers import parse_placer

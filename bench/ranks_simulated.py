@@ -23,11 +23,11 @@ from torch import nn
 import lowtide
 from bench.models.language import GPT_NEO
 from bench.results import Results, with_kept
+from lowtide.cost import bodies
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
-from lowtide.ir.operators.collectives import memory
-from lowtide.ir.operators.collectives.nodes import is_collective
-from lowtide.runtime.ranks.peers import ALONE, Peers
+from lowtide.ir.operators.nodes import is_collective
+from lowtide.runtime.ranks import ALONE, Peers
 
 RANKS, DEVICE, TOKENS = 8, "h200", 2048
 OVER = (0.0, 0.05, 0.10, 0.30)  # shares of time beyond the order alone
@@ -78,7 +78,7 @@ def row(name: str, shard: str, layers: int | None) -> dict[str, Any]:
         tokens = torch.zeros(1, TOKENS, dtype=torch.long)
     machine, begun = preset(DEVICE), time.perf_counter()
     nobody = patch.object(Peers, "of", lambda group: ALONE)  # there are no others to be told anything
-    nccl = patch.object(memory, "_of_gloo", lambda node: 0)  # it works in what it is given; captured is as for a CPU, where gloo does not
+    nccl = patch.object(bodies, "_of_gloo", lambda node: 0)  # it works in what it is given; captured is as for a CPU, where gloo does not
     with nobody, nccl:
         step = lowtide.optimize(
             model,

@@ -22,9 +22,8 @@ from bench.results import Results
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.plan import Plan, Provenance
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.effort import sweeps_of
 from lowtide.planning.planner import Planner
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Budget, Request, sweeps_of
 from lowtide.report import page
 
 COLUMNS = ("operators", "tensors", "page_bytes", "write_s", "open_ms")

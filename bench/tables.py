@@ -19,7 +19,7 @@ from bench.tables_operators import of_others
 from bench.tables_parts import APART, NO_FIGURE, Row, agreed, mib, percent, ratio, rows_of, section
 from bench.tables_ranges import varying_lengths
 from bench.tables_ranks import several_processes
-from lowtide.planning.effort import Effort
+from lowtide.planning.request import Effort
 from lowtide.remat.sweep.search import Sweep
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

@@ -9,15 +9,13 @@ from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, Fo
 
 if TYPE_CHECKING:
     from lowtide import placement, schedule
-    from lowtide.api.explain import explain
-    from lowtide.api.explanation import Explanation
+    from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.order import order
     from lowtide.api.place import place
-    from lowtide.api.running.measurement import MeasuredStep
-    from lowtide.api.running.verify import Verification
+    from lowtide.api.running.verify import MeasuredStep, Verification
     from lowtide.api.saved.load import load_frozen
     from lowtide.api.stages import Stage
     from lowtide.api.step import Step
@@ -42,9 +40,9 @@ __all__ = [
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Device": "lowtide.cost.device",
-    "Explanation": "lowtide.api.explanation",
+    "Explanation": "lowtide.api.explain",
     "Frozen": "lowtide.api.frozen",
-    "MeasuredStep": "lowtide.api.running.measurement",
+    "MeasuredStep": "lowtide.api.running.verify",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",
     "Parallel": "lowtide.api.options",

@@ -11,6 +11,8 @@ LowtideError
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class LowtideError(Exception):
     """Base of all errors that lowtide raises on purpose."""
@@ -52,3 +54,20 @@ class BudgetError(LowtideError):
 
 class CheckError(LowtideError):
     """A graph, order or plan that an independent check refused."""
+
+
+T = TypeVar("T")
+
+
+def of_kind(kind: type[T], thing: object) -> T:
+    """The thing. Raises CheckError where it is of another kind; a yes or no is no number."""
+    if isinstance(thing, kind) and (kind is bool or not isinstance(thing, bool)):
+        return thing
+    raise CheckError(f"expected {kind.__name__}, got {type(thing).__name__} {thing!r:.80}")
+
+
+def there(thing: T | None) -> T:
+    """The thing. Raises CheckError where there is none."""
+    if thing is None:
+        raise CheckError("expected something here, got None")
+    return thing

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lowtide.base.spec import named
+from lowtide.base.solver_text import named
 from lowtide.cli import solvers
 from lowtide.placement.base import Placer
 from lowtide.schedule.base import Solver

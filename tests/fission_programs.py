@@ -12,7 +12,7 @@ import torch
 from bench.parts import alike, combined, cut
 from lowtide.capture import operators
 from lowtide.ir.graph import Atom, Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Reduced, argument, with_arguments
+from lowtide.ir.operators.axes import Reduced, argument, with_arguments
 from lowtide.split.sets import SplitRegion
 
 _ROUNDING = 1e-13

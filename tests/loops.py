@@ -13,9 +13,9 @@ import lowtide
 from bench.in_values import in_values
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
+from lowtide.ir.bodies import is_loop
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.loops import is_loop
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import MemoryProfile, profile_of
+from lowtide.cost.memory import MemoryProfile, order_problem, profile_of, simulate
 from lowtide.ir.graph import Graph
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis, cut_by
+from lowtide.ir.operators.axes import Axis, cut_by
 from lowtide.ir.operators.nodes import axes_of, is_view
 from lowtide.rewrite.base import Rewritten
 from lowtide.split.dimensions import Dimensions

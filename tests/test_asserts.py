@@ -7,7 +7,7 @@ import pytest
 
 from tests.imports import PACKAGE
 
-# Rooms that read what came from a file: there even a kind is looked at by `base/narrow.py`.
+# Rooms that read what came from a file: there even a kind is looked at by `errors.py`.
 OF_FILES = ("cpu/", "ir/", "lower/", "plan/", "problems/", "api/saved/")
 KINDS = {"assert x is not None": "is there", "assert isinstance(x, int)": "of a kind", "assert x > 0": "anything else"}
 

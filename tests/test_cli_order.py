@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import lowtide
 from lowtide.cli import app
-from lowtide.cli.order_search import search
+from lowtide.cli.order import search
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
@@ -295,7 +295,7 @@ class Impossible:
 
 def test_no_order_within_a_limit_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowtide.cli.order.parse_solver", lambda text: Impossible())
-    monkeypatch.setattr("lowtide.cli.order_search.warm_up", lambda solver: None)
+    monkeypatch.setattr("lowtide.cli.order.warm_up", lambda solver: None)
     result = run(INSTANCE, "--solver", "impossible")
     assert result.exit_code == 0, result.output
     for words in ("peak +│ none: no order is low enough", r"infeasible: Nothing stays within", "lower bound +│ 47.68 MiB", "states +│ 3 "):

@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 
 import lowtide
 from lowtide.cli import app
-from lowtide.cli.place_search import search
+from lowtide.cli.place import search
 from lowtide.placement.base import Placement
 from lowtide.placement.greedy import Greedy
-from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import PlaceProblem, check_placement
 from lowtide.problems.placement_csv import buffers_to_csv, load_buffers
 from lowtide.problems.status import Status
 from tests.placements import problems

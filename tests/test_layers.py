@@ -43,7 +43,7 @@ PLACES = {
     "numba": {"base/kernels.py"},
     "transformers": {"integrations/transformers.py"},
     "accelerate": {"integrations"},
-    "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py", "integrations/lightning_reads.py"},
+    "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {
     "capture", "cost/lab/trials.py", "cost/lab/launches.py", "cost/lab/operators.py", "cost/profiler.py", "runtime", "regions", "lower",

@@ -27,10 +27,8 @@ from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.rewrite.algebra.table import RULES, rewrite
 from lowtide.rewrite.base import Rewritten
-from lowtide.rewrite.factories import make_anew
-from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.losses import add_into_sums, make_anew, sum_losses
 from lowtide.rewrite.results import read_results
-from lowtide.rewrite.row_sums import add_into_sums
 from tests.conftest import GOLDEN
 from tests.lower.ranged_graphs import Decided
 from tests.splits import along, split

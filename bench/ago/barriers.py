@@ -28,8 +28,8 @@ from lowtide.cpu.build.constants import aligned
 from lowtide.cpu.build.library import ENTRY, build, team
 from lowtide.cpu.network import Network
 from lowtide.cpu.stages import Stage
+from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value
-from lowtide.ir.regions import Region, is_region
 
 _ROUNDS, _WARM = 400, 50
 _MOST_THREADS = 8

@@ -22,9 +22,9 @@ from lowtide.cpu.build import networks as made
 from lowtide.cpu.build.library import FLAGS
 from lowtide.cpu.network import Network
 from lowtide.cpu.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd
+from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value
-from lowtide.ir.regions import Region, is_region
-from lowtide.runtime.compiler import compiler
+from lowtide.runtime.libraries import compiler
 
 _ROUNDS = 200
 

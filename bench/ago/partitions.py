@@ -17,12 +17,11 @@ from bench.ago.networks import other_cases, paper_cases
 from bench.results import Cell, Results
 from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
-from lowtide.cpu.partition.algorithm import PAPERS_WEIGHT, partition, partition_of_operators
-from lowtide.cpu.partition.partition import Partition, constant_nodes
-from lowtide.ir.extents import FIXED
+from lowtide.cpu.partition import PAPERS_WEIGHT, Partition, constant_nodes, partition, partition_of_operators
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.row import Fusion
 from lowtide.ir.operators.table import row_of
+from lowtide.ir.shapes.dimension import FIXED
 
 COLUMNS = ("network", "rule", "operators", "clusters", "mean", "median", "jain", "trivial", "bins", "seconds")
 _NORM = "aten.native_batch_norm"

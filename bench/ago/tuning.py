@@ -24,7 +24,7 @@ from bench.results import Cell, Results, with_kept
 from lowtide.cpu.build import networks as made
 from lowtide.cpu.build.comparison import made_up
 from lowtide.cpu.choice import Joins, chosen
-from lowtide.ir.regions import Region, is_region
+from lowtide.ir.bodies import Region, is_region
 
 COLUMNS = ("case", "threads", "windows", "differ", "none_us", "model_us", "measured_us", "measured_to_model")
 _TURNS, _RUNS = 12, 12

@@ -27,9 +27,8 @@ from lowtide.capture.trace import Given
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.timings import device_here
 from lowtide.cost.workspaces import measure_workspaces
-from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.graph import Graph
-from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.dimension import Dimension, Varying, VaryingExtent
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule import ProgramOrder
 from research.eviction.compile_time import Compiled, compiled

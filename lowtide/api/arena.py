@@ -10,10 +10,10 @@ import torch
 
 from lowtide.api.stages import Stages
 from lowtide.base.folders import directory
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.cuda import native as cuda_native
 from lowtide.placement import Auto, Placer, place
-from lowtide.placement.warm_up import warm_up
+from lowtide.placement.base import warm_up
 from lowtide.runtime.arena import native
 from lowtide.runtime.arena.allocator import Allocator, BusyError, Counts
 from lowtide.runtime.arena.arena import Arena

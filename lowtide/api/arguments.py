@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lowtide.api.options import Training
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within
 from lowtide.errors import CaptureError

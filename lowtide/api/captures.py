@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from lowtide.api.known_kernels import BelievedKernels, KnownKernels
 from lowtide.api.stages import Stages
 from lowtide.base.folders import warn_once
 from lowtide.capture.batches import objects_in
@@ -22,14 +22,45 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.ranks.data_parallel import unlike_a_step
 from lowtide.capture.real import knowing
 from lowtide.capture.trace import CapturedStep, Given
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.errors import CaptureError, StepError
-from lowtide.ir.extents import FIXED, Varying
-from lowtide.ir.result_specs import Really
+from lowtide.ir.graph import Node
+from lowtide.ir.result_specs import Really, Results, differ
+from lowtide.ir.shapes.dimension import FIXED, Varying
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.ranks.peers import ALONE, SinglePeer
+from lowtide.runtime.ranks import ALONE, SinglePeer
 from lowtide.runtime.unchanged.caller_state import CallerState, Reads
 from lowtide.runtime.unchanged.premises import Premises, first_difference
+
+
+@dataclass(frozen=True)
+class KnownKernels:
+    """Waits for the trial of each call that is not known: a `Really`."""
+
+    laboratory: Laboratory
+
+    def __call__(self, node: Node, before: Sequence[Node], makes_bytes: int, thought: Results | None) -> Results | None:
+        return self.laboratory.results(Call(node, before, makes_bytes))
+
+
+@dataclass(frozen=True)
+class BelievedKernels(KnownKernels):
+    """Waits only where nobody has an idea of what a call gives; all others are tried meanwhile."""
+
+    _thoughts: list[tuple[Call, Results]] = field(default_factory=list)
+
+    def __call__(self, node: Node, before: Sequence[Node], makes_bytes: int, thought: Results | None) -> Results | None:
+        """What the call really gives, where that is known."""
+        call = Call(node, before, makes_bytes)
+        if thought is None or not self.laboratory.begin(call):
+            return self.laboratory.results(call)
+        self._thoughts.append((Call(node), thought))  # without what came before, which may hold on to fakes
+        return None
+
+    def rightly(self) -> bool:
+        """Whether all that was believed is so; waits for the trials."""
+        return not any(differ(thought, real) for call, thought in self._thoughts if (real := self.laboratory.results(call)) is not None)
+
 
 _UNWATCHED = "so much is not compared in each call; if it changes between steps, make it a tensor in a buffer, or pass it with the batch"
 

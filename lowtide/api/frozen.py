@@ -1,17 +1,157 @@
-"""An inference function that has its weights as they are now, and needs the model no more: what people deploy."""
+"""An inference function that has its weights as they are now, and needs the model no more: what people deploy; and how its calls run.
+
+Calls of a program that leaves nothing but its result, on what an earlier call found: only the batch is another.
+
+A small network cannot wait for all that a call looks up otherwise. While the caller's objects are the same as in the last call, the inputs
+from there are right again, and regions of generated kernels need not be given their constants: their networks remember them.
+A frozen function runs this way alone.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Protocol
 
-from lowtide.api.running.inference import Inference, Runs
 from lowtide.cpu.build.executable import LoadedNetwork
 from lowtide.errors import BatchError
-from lowtide.runtime.batch import BatchSpec, NewShapeError
-from lowtide.runtime.dynamo_skips import undisturbed
-from lowtide.runtime.heap import give_back
+from lowtide.ir.bodies import is_region
+from lowtide.ir.graph import Graph, Slot
+from lowtide.lower.python import WithoutConstants, lower
+from lowtide.plan.contents import Decision
+from lowtide.runtime.batch import BatchSpec, NewShapeError, TensorSpecs
+from lowtide.runtime.caller import ChangedError, InputCheck
+from lowtide.runtime.plain import refuse_surroundings
+from lowtide.runtime.program import Program, undisturbed
+from lowtide.runtime.unchanged.premises import Premises
+
+UNLIKE = object()  # a call's answer where it has to go the long way, and nothing ran
+Network = Callable[..., Sequence[Any]]
+
+
+class TiedProgram(Protocol):
+    """How a program is tied to the caller's objects."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Of its inputs."""
+
+    @property
+    def result(self) -> Callable[[Sequence[Any]], Any]:
+        """What it returns, of its outputs."""
+
+
+class Runs(Protocol):
+    """A program that was decided about, and is there."""
+
+    @property
+    def decision(self) -> Decision:
+        """What it follows from."""
+
+    @property
+    def program(self) -> Program:
+        """What runs."""
+
+    @property
+    def captured(self) -> TiedProgram:
+        """What it is tied to."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A program on the inputs of an earlier call, of which the batch is replaced."""
+
+    program: Program
+    result: Callable[[Sequence[Any]], Any]
+    given: tuple[int, ...]  # which of the graph's inputs it takes
+    places: tuple[tuple[int, int], ...]  # which of those are of the batch: (input, leaf)
+    check: InputCheck  # of those
+    alone: tuple[Network, tuple[int, ...]] | None = None  # where it is one network that reads the batch alone: that, and which leaves
+
+    @classmethod
+    def of(cls, runs: Runs, networks: Mapping[str, Network]) -> Inference:
+        """Of a program whose regions these networks run, which have their constants; without any, of the program as it is."""
+        graph, slots, result = runs.decision.graph, runs.captured.slots, runs.captured.result
+        if not networks:
+            given = tuple(range(len(slots)))
+            return cls(runs.program, result, given, _batch_places(slots), InputCheck.of(graph, slots))
+        short = WithoutConstants.of(runs.decision)
+        slots = tuple(slots[at] for at in short.given)
+        places = _batch_places(slots)
+        leaves = _leaves_of_only_region(short.graph, dict(places))
+        alone = None if leaves is None else (networks[short.graph.nodes[0].results[0].name], leaves)
+        program = replace(runs.program, source=lower(short), regions=networks)
+        return cls(program, result, short.given, places, InputCheck.of(short.graph, slots), alone)
+
+    def kept(self, inputs: Sequence[Any]) -> list[Any]:
+        """What it takes of a call's inputs; the batch is not kept."""
+        kept = [inputs[at] for at in self.given]
+        for at, _ in self.places:
+            kept[at] = None
+        return kept
+
+    def filled(self, kept: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        inputs = [*kept]
+        for at, leaf in self.places:
+            inputs[at] = leaves[leaf]
+        return inputs
+
+    def __call__(self, kept: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        if self.alone is None:
+            return self.result(self.program(self.filled(kept, leaves)))
+        network, which = self.alone
+        return self.result(network(*[leaves[at] for at in which]))
+
+
+class RepeatedCalls:
+    """Calls like the last one: on tensors that look alike, while all that the program takes for granted lies where it lay."""
+
+    def __init__(self, inference: Inference, premises: Premises, specs: TensorSpecs, inputs: Sequence[Any]) -> None:
+        self._inference, self._premises, self._specs, self._kept = inference, premises, specs, inference.kept(inputs)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result; UNLIKE for a call that has to go the long way."""
+        if not self._specs.hold(args, kwargs) or not self._premises.unmoved():
+            return UNLIKE
+        inference = self._inference
+        if inference.alone is None:
+            refuse_surroundings()
+            try:
+                inference.check(inference.filled(self._kept, args))
+            except (ChangedError, BatchError):  # the long way says what is wrong, or captures anew
+                return UNLIKE
+        return inference(self._kept, args)
+
+
+def _batch_places(slots: Sequence[Slot]) -> tuple[tuple[int, int], ...]:
+    return tuple((at, int(slot.path[0])) for at, slot in enumerate(slots) if slot.table == "batch")
+
+
+def _leaves_of_only_region(graph: Graph, leaves: Mapping[int, int]) -> tuple[int, ...] | None:
+    """The leaves of the batch that a graph's one region reads; None for a graph of more than that. `leaves` are by input."""
+    if len(graph.nodes) != 1 or len(leaves) != len(graph.inputs):
+        return None
+    (node,) = graph.nodes
+    if not is_region(node) or node.results != graph.outputs:
+        return None
+    return tuple(leaves[graph.inputs.index(value)] for value in node.inputs)
+
+
+def give_back() -> None:
+    """Give back what is free. Takes about a millisecond; does nothing where the C library knows no such thing."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # of glibc
+    except (OSError, TypeError, AttributeError):
+        return None
 
 
 class Frozen:

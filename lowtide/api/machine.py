@@ -21,7 +21,7 @@ from lowtide.cpu.build.networks import networked
 from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, equal_graphs
-from lowtide.planning.splits import found_like
+from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_graph
 from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting

@@ -8,31 +8,77 @@ from typing import Any
 
 from lowtide.api.arguments import detached
 from lowtide.api.captures import Captures
-from lowtide.api.kernel_report import told
 from lowtide.api.machine import Machine
-from lowtide.api.ranks.agreement import agreed_plans, compare_programs
+from lowtide.api.ranks.group import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
 from lowtide.api.stages import Stages
 from lowtide.base.garbage import collected_seldom
+from lowtide.capture.batches import with_stand_ins
 from lowtide.capture.care.failures import programs_own
-from lowtide.capture.data.placeholders import with_stand_ins
 from lowtide.capture.difference import difference
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cpu.build.comparison import measured_ns
+from lowtide.cpu.build.networks import networks_of
+from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.errors import BudgetError, CaptureError, FormatError
+from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
-from lowtide.ir.regions import is_by_inductor, is_region
+from lowtide.ir.operators.nodes import is_view
+from lowtide.plan.cost_report import GeneratedRegion, Kernel
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
 from lowtide.planning.replan import as_saved
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Budget, Limit, Memory, Request
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
+from lowtide.regions.compilation import times_ns
 from lowtide.remat.sweep.search import Sweep
-from lowtide.runtime.ranks.peers import SinglePeer
+from lowtide.runtime.ranks import SinglePeer
 from lowtide.runtime.unchanged.premises import Premises
 from lowtide.schedule import Solver
+
+_SCHEMES: dict[type, str] = {
+    Product: "register tiles",
+    Convolution: "register tiles",
+    Winograd: "transformed tiles",
+    Batched: "register tiles",
+    Attention: "rows of scores",
+    Windows: "windows",
+    RowReduction: "row by row",
+    Map: "element by element",
+    Pad: "element by element",
+}
+
+
+def told(plan: Plan) -> Plan:
+    """A plan that tells what its regions are here; it must be able to run here. Raises NativeError."""
+    if not any(map(is_region, plan.graph.nodes)):
+        return plan
+    regions = [_by_inductor(Region.of(node)) for node in plan.graph.nodes if is_by_inductor(node)]
+    for region, its in networks_of(plan.graph):
+        generated_ns, torch_ns = measured_ns(region.body, its.source) or (None, None)
+        kernels = tuple(Kernel(_scheme(stage), tuple(_name(node.op) for node in stage.nodes)) for stage in its.stages)
+        us, by_torch_us = (None if ns is None else ns / 1e3 for ns in (generated_ns, torch_ns))
+        name = region.node.results[0].name
+        regions.append(GeneratedRegion(name, kernels, region.arena_bytes, region.packed_bytes, us, by_torch_us))
+    return replace(plan, generated=tuple(regions))
+
+
+def _by_inductor(region: Region) -> GeneratedRegion:
+    kernels = (Kernel(region.by, tuple(_name(node.op) for node in region.body.nodes if not is_view(node))),)
+    us, torch_us = (None if ns is None else ns / 1e3 for ns in times_ns(region.body) or (None, None))
+    return GeneratedRegion(region.node.results[0].name, kernels, region.arena_bytes, 0, us, torch_us, by=region.by)
+
+
+def _scheme(stage: Stage) -> str:
+    if isinstance(stage, RowBlock):
+        return "rows through a ring" if stage.first is not None else "row by row"
+    return _SCHEMES[type(stage)]
+
+
+def _name(op: str) -> str:
+    return op.split(".")[1] if "." in op else op
 
 
 @dataclass(frozen=True)

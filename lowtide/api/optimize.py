@@ -24,20 +24,55 @@ from lowtide.api.captures import Captures
 from lowtide.api.machine import Machine
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
-from lowtide.api.ranges.guess import met_so_far
 from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.ranges.notation import check_uncut, varying_of
-from lowtide.api.ranges.plan_file import limit_of, loaded
+from lowtide.api.ranges.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.ranks.group import ProcessGroupSetup
 from lowtide.api.stages import Stages, wants_progress
 from lowtide.api.step import Step
+from lowtide.base.files import read_utf8
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import counters_of, torch_optimizer
 from lowtide.capture.program import TrainingProgram
+from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
-from lowtide.planning.limits import Limit
+from lowtide.planning.request import Limit, Memory
+from lowtide.ranges.range_json import WrittenRange, is_range, read_range
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto
+
+
+def loaded(plan: Plan | str | os.PathLike[str] | None, dynamic: Any) -> tuple[Plan | None, WrittenRange | None]:
+    """A plan of one shape, or those of a range; None for what it is not. Raises TypeError, FormatError, CheckError and OSError."""
+    if plan is None:
+        return None, None
+    if not isinstance(plan, (str, os.PathLike)):
+        if dynamic is not None:
+            raise TypeError(
+                "plan: expected with `dynamic` the path of what step.save(path) has written for that range, got a plan of one shape"
+            )
+        return plan, None
+    text, where = read_utf8(plan), os.fspath(plan)
+    if dynamic is None and not is_range(text):
+        return Plan.load(plan), None
+    if dynamic is None or dynamic == AUTO:
+        raise FormatError(f"{where}: expected with dynamic={dynamic!r} a plan of one shape, or the range itself: {_remedy(text)}")
+    try:
+        return None, read_range(text)
+    except FormatError as error:
+        raise FormatError(f"{where}: {error}") from error
+
+
+def limit_of(saved: WrittenRange) -> Limit:
+    """What plans of a range keep to."""
+    return Limit(None if saved.memory_bytes is None else Memory(saved.memory_bytes), saved.latency)
+
+
+def _remedy(text: str) -> str:
+    if not is_range(text):
+        return "this is a plan of one shape, leave `dynamic` out to use it"
+    parts = "; ".join(part.dimensions for part in read_range(text).parts)
+    return f"these are plans of a range, give it as it was: dynamic={{...}} of {parts}"
+
 
 _ON_META = (
     "the model is on the meta device: its step can be planned, not run; materialise it with model.to_empty(device=...) and optimize again"

@@ -18,10 +18,10 @@ from lowtide.api.stages import Callback
 from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
-from lowtide.ir.regions import INDUCTOR
+from lowtide.ir.bodies import INDUCTOR
 from lowtide.placement.base import Placer
 from lowtide.placement.base import checked as checked_placer
-from lowtide.planning.effort import sweeps_of
+from lowtide.planning.request import sweeps_of
 from lowtide.remat.sweep.search import Sweep
 from lowtide.schedule import Solver
 from lowtide.schedule.base import checked as checked_solver

@@ -1,20 +1,93 @@
-"""The steps for batches of other shapes than that which a step was made for: of its range, or captured apart."""
+"""The steps for batches that a step was not made for: of its range, captured apart, of another kind, or the caller's own loop."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
+from torch import nn
 
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, StepMaker
-from lowtide.api.ranges.guess import Seen, shapes_of
 from lowtide.api.ranges.maker import RangeMaker
+from lowtide.api.ranges.notation import Seen, shapes_of
 from lowtide.api.running.shapes import StepsByShape
-from lowtide.base.warn import warn
+from lowtide.api.running.variant import Variant
+from lowtide.base.messages import warn
+from lowtide.capture.batches import micro_batches
 from lowtide.capture.care.failures import programs_own
+from lowtide.capture.data.facts import Facts, brief
+from lowtide.capture.program import TrainingProgram
+from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
 from lowtide.errors import CaptureError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
+from lowtide.runtime.caller import View
+from lowtide.runtime.hooks import already_run
+
+
+def run_eagerly(
+    model: nn.Module, program: TrainingProgram | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, begun: bool = False
+) -> Any:
+    """One training step, or without a program one call of the model without gradients; what a captured one would return.
+
+    `begun`: hooks that precede the optimizer's step have run.
+    """
+    if program is None:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+    with torch.enable_grad(), already_run(program.optimizer) if begun else nullcontext():
+        return _trained(program, args, kwargs)
+
+
+def _trained(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    model, optimizer = program.model, program.optimizer
+    scaler = program.scaler if program.scaler is not None and program.scaler.is_enabled() else None
+    optimizer.zero_grad()
+    results = [_differentiated(program, scaler, *piece) for piece in micro_batches(args, kwargs, program.accumulate)]
+    returned = None
+    if program.after_backward is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        with torch.no_grad():
+            returned = program.after_backward(model)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    for count in program.counters:
+        count()
+    optimizer.zero_grad()  # a captured step leaves no gradients, either
+    return beside(joined(results, program.accumulate), returned)
+
+
+def _differentiated(program: TrainingProgram, scaler: torch.amp.GradScaler | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The loss of one micro-batch, and its backward pass."""
+    result = program.loss(program.model, *args, **kwargs)
+    loss = checked_loss(result)
+    piece = share_of(loss, program.accumulate)
+    (piece if scaler is None else scaler.scale(piece)).backward()
+    return with_loss(result, piece)
+
+
+def read_unlike(now: View, variants: Iterable[Variant]) -> str:
+    """What is read from the data otherwise than when another of these programs was captured; "" where nothing is."""
+    facts = Facts(now.read)
+    unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.fits_settings(now))
+    reading = next((each for each in unlike if each is not None), None)
+    return "" if reading is None else f" ({reading} gives {brief(str(facts.outcome(reading.question)))} there)"
+
+
+def change_of_kind(now: View, variants: Iterable[Variant]) -> str:
+    """What is read from the data otherwise than when any of these programs was captured; "" where they are not for it otherwise."""
+    facts = Facts(now.read)
+    unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.premises.holds() and variant.fits_settings(now))
+    reading = next((each for each in unlike if each is not None), None)
+    return "" if reading is None else f"{reading} gives {facts.outcome(reading.question)}"
+
 
 S = TypeVar("S")
 Make: TypeAlias = "Callable[[StepMaker | RangeMaker, BatchSpec, Family], S]"

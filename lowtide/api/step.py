@@ -12,40 +12,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arena import ArenaReport, StepArena
-from lowtide.api.frozen import Frozen
+from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.maker import Family, StepMaker
-from lowtide.api.other_shapes import OtherShapes, captured
-from lowtide.api.ranges.guess import Seen
+from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read_unlike, run_eagerly
 from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.running.check import SecondLook
-from lowtide.api.running.eager import run_eagerly
-from lowtide.api.running.inference import UNLIKE, RepeatedCalls
-from lowtide.api.running.kinds import change_of_kind, read_unlike
-from lowtide.api.running.measurement import MeasuredStep
-from lowtide.api.running.recaptures import Recaptures
+from lowtide.api.ranges.notation import Seen
+from lowtide.api.running.check import Recaptures, SecondLook
 from lowtide.api.running.variant import Variant
-from lowtide.api.running.verify import Verification, verified
-from lowtide.api.saved.freeze import freeze
-from lowtide.api.saved.save import save
+from lowtide.api.running.verify import MeasuredStep, Verification, verified
+from lowtide.api.saved.save import freeze, save
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
+from lowtide.capture.batches import can_stand_in
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
-from lowtide.capture.data.placeholders import can_stand_in
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
-from lowtide.planning.effort import sweeps_of
-from lowtide.planning.limits import Limit
+from lowtide.planning.request import Limit, sweeps_of
 from lowtide.report import save as save_report
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
-from lowtide.runtime.dynamo_skips import undisturbed
-from lowtide.runtime.ranks.parameters import gathered
-from lowtide.runtime.ranks.peers import Peers
+from lowtide.runtime.program import undisturbed
+from lowtide.runtime.ranks import Peers, gathered
 
 if TYPE_CHECKING:
     from lowtide.api.ranks.checkpoint import Trained

@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _warned: set[str] = set()  # what this process has been warned of

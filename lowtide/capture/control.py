@@ -1,7 +1,9 @@
-"""Functions that torch compiles, and operators that call functions, before torch looks for a kernel that a capture has not.
+"""Functions that torch compiles or that torch.jit has compiled, and operators that call functions.
 
 `torch.cond` and `torch.while_loop` are Python's `if` and `while`: what they decide by is read, and checked by each step. All others
 (`scan`, `associative_scan`) are refused.
+
+What torch.jit.script compiled is refused: torch differentiates it by formulas of its own once it ran, which no mode sees.
 """
 
 from __future__ import annotations
@@ -61,3 +63,28 @@ def _refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> NoReturn:
         f"{op.name()} at {users_line()} calls functions, and makes their gradient by a trace of its own, which no capture can follow: "
         f"{remedy}"
     )
+
+
+_NOTHING = "def nothing(number: int) -> int:\n    return number\n"
+
+
+class Scripts:
+    """What TorchScript runs in this thread from here on."""
+
+    def __init__(self) -> None:
+        torch.jit.CompilationUnit(_NOTHING).nothing(0)  # so that a known graph was the last to run
+        self._last = torch._C._last_executed_optimized_graph()
+
+    def refuse(self) -> None:
+        """Raise CaptureError where a compiled function took a tensor that requires gradients. Others compute what eager does."""
+        last = torch._C._last_executed_optimized_graph()
+        if last is self._last:
+            return
+        self._last = last
+        text = str(last)
+        if "requires_grad=1" in text or "DifferentiableGraph" in text:
+            raise CaptureError(
+                f"a function compiled by torch.jit.script ran before {users_line()}: torch differentiates it by formulas of its own, which "
+                "change after its first calls, so that no capture can follow. Call the plain function (without torch.jit.script), or set "
+                "PYTORCH_JIT=0 in the environment before torch is imported, where a library compiles it"
+            )

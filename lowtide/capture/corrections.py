@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture import operators
 from lowtide.capture.blocks import address
 from lowtide.capture.calls import tensors_in
-from lowtide.capture.sizes.strides import strides_of_view
+from lowtide.capture.sizes.probes import strides_of_view
 from lowtide.capture.sizes.symbols import Extent, is_symbolic, sizes_of
 from lowtide.ir.operators.row import Fake
 

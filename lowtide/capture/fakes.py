@@ -18,10 +18,10 @@ from lowtide.capture.care.snapshots import ModuleSnapshot
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import ModuleViews
 from lowtide.capture.effects.containers import LeavingError
-from lowtide.capture.sizes.strides import dense_stride, is_dense, memory_order
+from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
-from lowtide.ir.slots import Slot
+from lowtide.ir.graph import Slot
 from lowtide.ir.tree import Leaf
 from lowtide.kernels.parts import WHOLE_OF
 

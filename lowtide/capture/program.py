@@ -24,22 +24,19 @@ from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, ref
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
+from lowtide.capture.control import Scripts
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
 from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.formulas.scripts import Scripts
-from lowtide.capture.losses import checked_loss, joined, share_of, with_loss
-from lowtide.capture.numbers import NumbersLater, beside, holds_fakes
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.scaler import ScalerTrace, stop_if
-from lowtide.capture.ranks.data_parallel import passing_on
-from lowtide.capture.ranks.exchange import average_gradients, broadcast_buffers
-from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
+from lowtide.capture.results import NumbersLater, beside, checked_loss, holds_fakes, joined, share_of, with_loss
 from lowtide.capture.trace import CapturedStep, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

@@ -29,26 +29,24 @@ from lowtide.capture.calls import results_of, targets_of, tensors_in, without_ge
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import draw
 from lowtide.capture.care.harm import in_order_of_harm
+from lowtide.capture.control import Scripts
 from lowtide.capture.data import data_shapes as shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Arguments, Draft
 from lowtide.capture.effects.data import Data, NoData
 from lowtide.capture.formulas.autocast import calls_within
-from lowtide.capture.formulas.scripts import Scripts
-from lowtide.capture.numbers import Number
-from lowtide.capture.ranks.chain import CALLED_BY_LAYERS, REFUSED, CollectiveChain
+from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import WholeTensors
 from lowtide.capture.real import run
 from lowtide.capture.repeats import copies
+from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
-from lowtide.ir.graph import Graph, Node, Source, Value
-from lowtide.ir.operators.collectives.nodes import is_collective
+from lowtide.ir.graph import Graph, Node, Slot, Source, Value
 from lowtide.ir.operators.names import STOP
-from lowtide.ir.operators.nodes import is_random
-from lowtide.ir.slots import Slot
+from lowtide.ir.operators.nodes import is_collective, is_random
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:

@@ -42,24 +42,22 @@ from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
-from lowtide.capture.numbers import Number, is_result
 from lowtide.capture.optimizers.optimizer import Update
 from lowtide.capture.optimizers.scalars import Fact
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused
+from lowtide.capture.ranks.data_parallel import Ranks
 from lowtide.capture.ranks.in_parts import in_parts
-from lowtide.capture.ranks.ranks import Ranks
 from lowtide.capture.ranks.shards import Shards
 from lowtide.capture.recorder import Recorder
-from lowtide.capture.sizes.functions import called_with_sizes
+from lowtide.capture.results import Number, is_result
+from lowtide.capture.sizes.numbers import called_with_sizes
 from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
-from lowtide.ir.eager_storages import HeldStorages
-from lowtide.ir.extents import FIXED, Varying
-from lowtide.ir.graph import Graph, Kind, Value
+from lowtide.ir.graph import Graph, HeldStorages, Kind, Slot, Value
 from lowtide.ir.shapes.conditions import Condition
-from lowtide.ir.slots import Slot
+from lowtide.ir.shapes.dimension import FIXED, Varying
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.plan.alike import alike
 from lowtide.plan.summary import bytes_text, snapshot_line
+from lowtide.plan.table import alike
 
 if TYPE_CHECKING:
-    from lowtide.api.explanation import Explanation
+    from lowtide.api.explain import Explanation
     from lowtide.plan.snapshot import Snapshot
 
 _TENSORS = 10  # lines of the table
@@ -43,8 +43,7 @@ def explain_command(
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.explain import explain
     from lowtide.api.options import Planning, Run, Shapes, Training
-    from lowtide.cli.users_code import users_code
-    from lowtide.cli.workload import builder, dynamic_of
+    from lowtide.cli.workload import builder, dynamic_of, users_code
 
     try:
         check_targets({"--json": json_out})

@@ -53,8 +53,7 @@ def optimize_command(
     from lowtide.api.compare import compare
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Planning, Run, Shapes
-    from lowtide.cli.users_code import users_code
-    from lowtide.cli.workload import builder, dynamic_of
+    from lowtide.cli.workload import builder, dynamic_of, users_code
 
     _check_limits(memory, latency, effort)
     if swap_state and not swap:
@@ -88,8 +87,7 @@ def optimize_command(
 
 
 def _check_limits(memory: str | None, latency: float | None, effort: str) -> None:
-    from lowtide.planning.effort import Effort
-    from lowtide.planning.limits import Memory, checked_latency
+    from lowtide.planning.request import Effort, Memory, checked_latency
 
     try:
         Effort.of(effort)

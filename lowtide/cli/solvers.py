@@ -1,4 +1,4 @@
-"""Solvers and placers by name: lowtide's own, and those that installed packages offer. How they are written is in `base.spec`.
+"""Solvers and placers by name: lowtide's own, and those that installed packages offer. How they are written is in `base.solver_text`.
 
 A package offers a class by an entry point, under the name that `--solver` is to know it by:
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from lowtide.base.spec import SolverFamily, named, parse
+from lowtide.base.solver_text import SolverFamily, named, parse
 from lowtide.errors import FormatError
 from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.base import Placer

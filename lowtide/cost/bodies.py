@@ -7,14 +7,33 @@ operators are measured, or reckoned by the roofline, at their own size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lowtide.cost.memory import Footprint, order_problem, simulate
-from lowtide.ir.graph import Graph, Node
-from lowtide.ir.loops import Loop, is_loop
-from lowtide.ir.operators.collectives.memory import collective_bytes
-from lowtide.ir.regions import Region, is_region
+from lowtide.ir.bodies import Loop, Region, is_loop, is_region
+from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.operators.nodes import begins_collective, is_collective
+from lowtide.ir.operators.own import SCATTER
+from lowtide.ir.operators.shapes import bytes_of
+
+
+def collective_bytes(nodes: Sequence[Node]) -> Mapping[Node, int]:
+    """The workspaces of those of these nodes that begin or end a collective."""
+    begun: dict[Value, int] = {}
+    found: dict[Node, int] = {}
+    for node in nodes:
+        if begins_collective(node):
+            found[node] = _of_gloo(node)
+            begun |= dict.fromkeys(node.results, found[node])
+        elif is_collective(node):
+            found[node] = max((begun.get(value, 0) for value in node.inputs), default=0)
+    return found
+
+
+def _of_gloo(node: Node) -> int:
+    on_cpu = all(value.storage.device == "cpu" for value in node.results)
+    return bytes_of(node.inputs) if on_cpu and node.op == SCATTER else 0
 
 
 class NodeRuns(NamedTuple):

@@ -11,16 +11,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.cost.bodies import runs_of
-from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
 from lowtide.errors import CheckError
+from lowtide.ir.bodies import is_loop, is_region
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.loops import is_loop
-from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective, loads_parts
-from lowtide.ir.operators.collectives.rows import SUM
-from lowtide.ir.operators.nodes import is_arithmetic, is_transfer, is_view
-from lowtide.ir.operators.shapes import bytes_of
+from lowtide.ir.operators.nodes import begins_collective, is_arithmetic, is_collective, is_transfer, is_view, loads_parts
+from lowtide.ir.operators.own import SUM
+from lowtide.ir.operators.shapes import bytes_of, read_bytes
 from lowtide.ir.operators.table import row_of
-from lowtide.ir.regions import is_region
+from lowtide.ir.sizes import ITEM_BYTES
+
+
+def node_flops(node: Node) -> int:
+    """Floating-point operations of one run. Raises CheckError where a shape is symbolic."""
+    count = row_of(node.op).flops
+    return 0 if count is None else count(node)
+
+
+def node_moved_bytes(node: Node) -> int:
+    """Bytes read and written by one run, each element that is touched once. Raises CheckError where a shape is symbolic."""
+    row = row_of(node.op)
+    if is_view(node) or row.untouched:
+        return 0
+    return read_bytes(node, row.unread) + bytes_of(node.results) if row.moved_bytes is None else row.moved_bytes(node)
+
+
+def compute_dtype(node: Node) -> str:
+    """In what a node computes: the widest of what it reads and makes, by which the peak rate of a device is chosen."""
+    kinds = [value.dtype for value in (*node.outputs, *node.inputs) if value is not None and "float" in value.dtype]
+    return max(kinds, key=lambda dtype: ITEM_BYTES[dtype], default="float32")
+
 
 _ALIGNED = 8  # elements of 16 bits
 _VIEW = 0.3  # of what an operator takes the host that launches something

@@ -4,26 +4,118 @@ A workspace that is the same multiple of the bytes of something that its node re
 be that everywhere: most are copies of an argument or of a result. One that is nearly such a multiple, as a convolution's copies with room
 for each thread beside them, is the multiple and a rest. Of the rest, and of all other workspaces, what lies between two points is on the
 line between them, which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of
-the grid. Times are what `grid` says of both lines.
+the grid. Times are on the lower of two lines, see `Grid`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from itertools import product
+from math import log
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowtide.cost.grid import Grid, logarithms_of
-from lowtide.errors import CheckError
+from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.shapes.dimension import checked_point
+from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.shapes.evaluate import Compiled, compiled
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import Bytes, Ints, OrderProblem
+
+Floats: TypeAlias = NDArray[np.float64]
+_LEAST = 1e-6  # of what has a logarithm: a millionth of a microsecond
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Some numbers of each dimension, and every point that they make."""
+
+    dimensions: Dimensions
+    numbers: tuple[tuple[int, ...], ...]  # of each dimension, ascending, its least and its most among them
+
+    @classmethod
+    def of(cls, dimensions: Dimensions, points: Sequence[Mapping[str, int]]) -> Grid:
+        """The grid that these points are, in whatever order.
+
+        Raises ShapeError for a point out of the range, and where one is missing, given twice, or the ends of a range are not among them.
+        """
+        given = [tuple(checked_point(dimensions, point).values()) for point in points]
+        found = cls(dimensions, tuple(tuple(sorted({numbers[position] for numbers in given})) for position in range(len(dimensions))))
+        for dimension, numbers in zip(dimensions, found.numbers, strict=True):
+            if numbers[:1] != (dimension.least,) or numbers[-1:] != (dimension.most,):
+                raise ShapeError(f"points: expected both ends of {dimension} among them, got {', '.join(map(str, numbers)) or 'none'}")
+        if sorted(given) != [tuple(point.values()) for point in found.points]:
+            raise ShapeError(f"points: expected a grid, each of {len(found.points)} points once; got {len(given)}")
+        return found
+
+    @property
+    def points(self) -> tuple[dict[str, int], ...]:
+        """[k] all of them; numbers of the last dimension change first."""
+        names = [each.name for each in self.dimensions]
+        return tuple(dict(zip(names, numbers, strict=True)) for numbers in product(*self.numbers))
+
+    def positions(self, points: Sequence[Mapping[str, int]]) -> list[int]:
+        """By point of the grid: where it stands among these, which are the same in another order."""
+        there = {tuple(checked_point(self.dimensions, point).values()): position for position, point in enumerate(points)}
+        return [there[tuple(point.values())] for point in self.points]
+
+    def weights(self, point: Mapping[str, int]) -> Floats:
+        """[k] how much each point counts for this one: 1 in all, and exactly that for a point of the grid. Raises ShapeError."""
+        return self._weights(point, float)
+
+    def between(self, point: Mapping[str, int], known: Floats, logarithms: Floats | None = None) -> Floats:
+        """What is known of each point, [k] or [k, n], at this one: the lower of what both lines say. Raises ShapeError.
+
+        `logarithms` are those of what is known, where the caller keeps them.
+        """
+        weights = self.weights(point)
+        if weights.max() == 1.0:
+            at_point: Floats = known[int(weights.argmax())]
+            return at_point
+        logs = logarithms_of(known) if logarithms is None else logarithms
+        lower: Floats = np.minimum(_sum(weights, known), np.exp(_sum(self._weights(point, _logarithm), logs)))
+        return lower
+
+    def _weights(self, point: Mapping[str, int], scale: Callable[[int], float]) -> Floats:
+        found = np.ones(1)
+        for number, numbers in zip(checked_point(self.dimensions, point).values(), self.numbers, strict=True):
+            found = np.multiply.outer(found, _weights(number, numbers, scale)).ravel()
+        return found
+
+
+def logarithms_of(known: Floats) -> Floats:
+    """As `between` takes them."""
+    found: Floats = np.log(np.maximum(known, _LEAST))
+    return found
+
+
+def _sum(weights: Floats, known: Floats) -> Floats:
+    """[k] times [k] or [k, n]; a product of floats would wait for other threads."""
+    found: Floats = np.einsum("k,k...->...", weights, known)
+    return found
+
+
+def _logarithm(number: int) -> float:
+    return log(number) if number else -1.0  # below that of 1
+
+
+def _weights(number: int, numbers: tuple[int, ...], scale: Callable[[int], float]) -> Floats:
+    """Of the neighbours of a number on a scale: the nearer one counts for more."""
+    found = np.zeros(len(numbers))
+    position = min(bisect_right(numbers, number), len(numbers) - 1)
+    if len(numbers) == 1 or numbers[position] == number:
+        found[position] = 1.0
+        return found
+    low, high, between = scale(numbers[position - 1]), scale(numbers[position]), scale(number)
+    found[position] = (between - low) / (high - low)
+    found[position - 1] = (high - between) / (high - low)
+    return found
+
 
 _SAME = 1e-3  # what differs by less is the same multiple; it is counted as the largest
 _NEARLY, _ROOM = 0.1, 128 * 2**10  # a rest is at most so much of the workspace, or so many bytes: more may be growth of another kind

@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from lowtide.base.warn import warn
-from lowtide.cost.bodies import bodies, inner_peak_bytes
+from lowtide.base.messages import warn
+from lowtide.cost.bodies import bodies, collective_bytes, inner_peak_bytes
 from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unmeasured, device_of
 from lowtide.cost.lab.recipe import numbers
 from lowtide.errors import FormatError
+from lowtide.ir.bodies import Region, is_loop, is_region
 from lowtide.ir.graph import Node, Storage
-from lowtide.ir.loops import is_loop
-from lowtide.ir.operators.collectives.memory import collective_bytes
-from lowtide.ir.operators.collectives.nodes import is_collective
-from lowtide.ir.operators.nodes import is_arithmetic
-from lowtide.ir.regions import Region, is_region
+from lowtide.ir.operators.nodes import is_arithmetic, is_collective
 from lowtide.ir.result_specs import Results, made_as
 
 

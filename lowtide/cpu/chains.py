@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.base.narrow import of_kind
 from lowtide.cpu import expressions
 from lowtide.cpu.known import is_given_norm, is_known, name_of
-from lowtide.cpu.layout import Lay
+from lowtide.cpu.layout import VIEWS, Lay, seen
 from lowtide.cpu.recipes import Norm
-from lowtide.cpu.views import VIEWS, seen
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Graph, Node, Value
 
 _MOST = 24  # operators of a chain: more keep too much in registers

@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 from math import prod
 
-from lowtide.base.narrow import of_kind, there
 from lowtide.cpu.known import ATTENTION, name_of
 from lowtide.cpu.layout import Buffer, Lay, fresh, in_rows, stepped
 from lowtide.cpu.recipes import Norm, Panels, Plain, Taps, Transformed
@@ -29,6 +28,7 @@ from lowtide.cpu.stages import (
 )
 from lowtide.cpu.staging import Head, Staging
 from lowtide.cpu.tiles import Transform, by_panels, tile_of, transform_of
+from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Arg, Node, Value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from lowtide.cpu import expressions
-from lowtide.cpu.views import VIEWS
+from lowtide.cpu.layout import VIEWS
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.table import functional_base
 

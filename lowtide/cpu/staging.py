@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
-from lowtide.base.narrow import of_kind, there
 from lowtide.cpu import expressions
 from lowtide.cpu.chains import BodyUses, Link, OperatorChain, norm_of
 from lowtide.cpu.known import is_given_norm, name_of
-from lowtide.cpu.layout import Buffer, Lay, fresh, in_rows, stepped
+from lowtide.cpu.layout import VIEWS, Buffer, Lay, fresh, in_rows, seen, stepped
 from lowtide.cpu.recipes import Norm, Packed, Plain, Target
 from lowtide.cpu.stages import Epilogue, Map, Operand, Stage
-from lowtide.cpu.views import VIEWS, seen
+from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value
 
 # Makes the stage of an operator from where its result goes, what becomes of it on the way, the norm that is folded in, and its nodes.

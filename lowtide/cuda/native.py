@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from lowtide.runtime.arena import native
-from lowtide.runtime.compiler import FLAGS, NativeError, compile_library
-from lowtide.runtime.libraries import LibraryRecipe, library
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library
 
 OWN = frozenset({
     "allocate", "raw_alloc", "raw_alloc_with_stream", "raw_delete", "recordStream", "getBaseAllocation", "shareIpcHandle", "name",

@@ -19,7 +19,7 @@ from lowtide.api.step import Step
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.errors import CaptureError
-from lowtide.planning.limits import Memory
+from lowtide.planning.request import Memory
 
 
 @dataclass(frozen=True)

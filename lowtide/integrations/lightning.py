@@ -21,8 +21,7 @@ from lowtide.api.step import Step
 from lowtide.errors import CaptureError
 from lowtide.integrations import lightning_notes as notes
 from lowtide.integrations.accumulation import FrameworkOptions, FrameworkSteps
-from lowtide.integrations.lightning_notes import Notes
-from lowtide.integrations.lightning_reads import TrainerReads
+from lowtide.integrations.lightning_notes import Notes, TrainerReads
 
 _OVER = "which are one program here: use on_before_optimizer_step of the module, which is captured with it, or do without"
 _NOT_OF_A_MODULE = {  # methods of a module that would do something else than the step does, or at another time

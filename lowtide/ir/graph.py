@@ -5,6 +5,7 @@
     Arg     = Value | Atom | None | bool | int | float | complex | str | Size | (Arg, ...)
     Value   = a typed, strided view of one version of a Storage
     Storage = a block of bytes on a device
+    Slot    = where the caller keeps what the graph reads
 
 `nodes` stand in program order, one order that is right; every topological order of `edges.predecessors` is. Memory is counted on
 storages, never on values. A storage that a node makes is written once, by that node (the normal form that `capture` leaves); only storages
@@ -20,18 +21,43 @@ storage of `t`; `host.drop(t, h)` is the last use of that copy of `t`, once the 
 begins to fill it. Such a storage is no memory of the device, and counts nowhere. Where `t` is the caller's, the drop also writes it: it
 empties the caller's block, which the load fills again, so `t2` is of the caller's kind and counts as the caller's from there on.
 
-A node may own a body, a graph of its own that it runs; `ir.loops` says what becomes of arguments and results.
+A node may own a body, a graph of its own that it runs; `ir.bodies` says what becomes of arguments and results.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeAlias, Union
 
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import Size
+
+Path: TypeAlias = "tuple[str | int, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place in the caller's program: `table` says of which kind, `path` where among those.
+
+    parameter, buffer  (name,)                         of the model, "layer1.0.conv1.weight"
+    attribute          (name,)                         a plain tensor of a module, "layer1.memory"
+    state              (parameter's name, key)         of the optimizer: a tensor or a number
+    group              (group's index, key[, index])   a hyper-parameter
+    scaler             (attribute,)                    of the gradient scaler
+    batch              (leaf's index,)
+    constant           (index,)                        a tensor that the program closes over, or a generator that it draws from
+    data               (table, *path)                  the memory of the tensor that lies in another slot
+    requires_grad      (table, *path)                  whether that tensor is trained
+    """
+
+    table: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.table} {'.'.join(map(str, self.path))}"
 
 
 class Kind(str, enum.Enum):
@@ -149,3 +175,18 @@ def values_of(arg: Arg) -> list[Value]:
     if isinstance(arg, Value):
         return [arg]
     return [value for item in arg for value in values_of(item)] if isinstance(arg, tuple) else []
+
+
+@dataclass(frozen=True, eq=False)
+class HeldStorages:
+    """Gradients, until after the step; and what names in the program or autograd hold on to, until they let go of it."""
+
+    values: tuple[Value, ...] = ()  # to the end
+    until: Mapping[str, str] = field(default_factory=dict)  # by storage: the first result of the last node that runs while it is held
+
+    def in_graph(self, graph: Graph) -> HeldStorages:
+        names = {value.name for value in self.values}
+        return HeldStorages(tuple(value for node in graph.nodes for value in node.results if value.name in names), self.until)
+
+
+NOTHING_HELD = HeldStorages()

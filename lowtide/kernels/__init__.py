@@ -9,10 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, checks, losses, norms, parts, pools, rows
-from lowtide.kernels import data_shapes as shaped
+from lowtide.kernels import bits, data_shapes, gradients, parts, pools
 
-__all__ = ["bits", "checks", "losses", "made_of", "norms", "parts", "pools", "rows", "shaped"]
+__all__ = ["bits", "data_shapes", "gradients", "made_of", "parts", "pools"]
 
 
 @cache

@@ -1,10 +1,13 @@
 """What eager computes with shapes that depend on data, as one operator whose results have fixed shapes; and what rounds as in place.
 
 Products of matrices that are written into a layout of the program's own are computed in that layout.
+
+And what a program checks of what only the running step knows.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 
 import torch
@@ -80,3 +83,19 @@ define("masked_sum(Tensor values, Tensor mask) -> Tensor", masked_sum)
 define("divided(Tensor self, Tensor other) -> Tensor", divided)
 torch.library.register_fake("lowtide::masked_sum", _masked_sum, lib=LIBRARY)
 torch.library.register_fake("lowtide::divided", _divided, lib=LIBRARY)
+
+
+def require(flag: torch.Tensor, expected: bool, error: str, text: str) -> None:
+    """Raise an exception of Python's own with this text unless a flag is as expected."""
+    if bool(flag.item()) is expected:
+        return
+    kind = getattr(builtins, error, None)
+    raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(text)
+
+
+def _require(flag: torch.Tensor, expected: bool, error: str, text: str) -> None:
+    """Of a flag that is not known nothing can be said."""
+
+
+define("require(Tensor flag, bool expected, str error, str text) -> ()", require)
+torch.library.register_fake("lowtide::require", _require, lib=LIBRARY)

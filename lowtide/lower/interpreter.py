@@ -16,8 +16,8 @@ import torch
 
 from lowtide.cost.lab.operators import argument, operator
 from lowtide.errors import FormatError
+from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.regions import is_region
 from lowtide.ir.result_specs import same_strides
 
 Regions = Mapping[str, Callable[..., Sequence[Any]]]

@@ -20,8 +20,8 @@ from importlib import import_module
 import sympy
 import torch
 
+from lowtide.ir.bodies import NEUTRAL, Into, Loop, is_loop
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.loops import NEUTRAL, Into, Loop, is_loop
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.evaluate import python_text
 from lowtide.ir.shapes.points import at, sizes_of_arg

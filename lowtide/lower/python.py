@@ -3,7 +3,7 @@
     takes   a checked plan
     leaves  source text that defines `step(inputs)`: the graph's inputs in their order in, its outputs in theirs out;
             a program that may end before the optimizer's writes returns a tuple there;
-            `step(inputs, host)` where storages go to the host and back, `runtime.copies.host` says what it is given then
+            `step(inputs, host)` where storages go to the host and back, `runtime.copies` says what it is given then
 
 A graph over dimensions becomes one program for all their numbers: its head reads these from what it is given, see `sizes`.
 
@@ -26,18 +26,17 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import sympy
 
 from lowtide.errors import FormatError
+from lowtide.ir.bodies import Region, is_loop, is_region
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.loops import is_loop
 from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
-from lowtide.ir.regions import is_region
 from lowtide.ir.shapes import evaluate
 from lowtide.ir.shapes.dimension import Dimension, DimensionSteps
 from lowtide.ir.shapes.evaluate import python_text
@@ -48,6 +47,33 @@ from lowtide.lower.scatters import Writes
 from lowtide.lower.statements import Names, deaths, donated, region_lines, releases, statements, text_of
 from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutConstants:
+    """A decision for the rest of a graph's inputs."""
+
+    graph: Graph
+    order: tuple[int, ...]
+    reuses: tuple[int, ...]
+    given: tuple[int, ...]  # which of the inputs it takes
+
+    @classmethod
+    def of(cls, decision: Decision) -> WithoutConstants:
+        """What decides the same; nothing of it is swapped."""
+        graph = decision.graph
+        nodes = tuple(_without(node) if is_region(node) else node for node in graph.nodes)
+        used = {*graph.outputs, *(value for node in nodes for value in node.inputs)}
+        given = tuple(at for at, value in enumerate(graph.inputs) if value in used)
+        inputs = tuple(graph.inputs[at] for at in given)
+        return cls(replace(graph, inputs=inputs, nodes=nodes), decision.order, decision.reuses, given)
+
+
+def _without(node: Node) -> Node:
+    fixed = set(Region.of(node).fixed)
+    args = tuple(arg for at, arg in enumerate(node.args) if at not in fixed)
+    return replace(node, args=args, kwargs=tuple((key, () if key == "fixed" else value) for key, value in node.kwargs))
+
 
 CALLED = ("divided", "whole")  # of `ir.shapes.evaluate`, by the text of a size
 

@@ -2,10 +2,10 @@
 
 from lowtide.placement.auto import AUTO, Auto, place
 from lowtide.placement.base import Anytime, Placement, Placer, answers
-from lowtide.placement.bound import arena_bound_bytes
 from lowtide.placement.exact.placer import Exact
 from lowtide.placement.greedy import Greedy, Portfolio
 from lowtide.placement.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
+from lowtide.placement.strip import arena_bound_bytes
 
 __all__ = [
     "AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "Space", "SpacedPlacement", "SpacedProblem",

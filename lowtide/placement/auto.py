@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 from lowtide.base.solver_text import described
 from lowtide.placement.base import Placement, Placer, judged, unplaced
-from lowtide.placement.bound import arena_bound_bytes
-from lowtide.placement.components import components, subproblem_of
 from lowtide.placement.exact.placer import Exact
 from lowtide.placement.exact.sections import cells, pairs
 from lowtide.placement.greedy import Portfolio
-from lowtide.placement.strip import Strip
-from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.placement.strip import Strip, arena_bound_bytes
+from lowtide.problems.placement import PlaceProblem, check_placement, components, subproblem_of
 from lowtide.problems.status import Status
 
 _MAX_LOOKS = 3_000_000_000  # of exact search (see `Exact`): some fifteen seconds

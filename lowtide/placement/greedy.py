@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.placement.base import Placement, Placer, placed, unplaced
-from lowtide.placement.bound import arena_bound_bytes
 from lowtide.placement.fitting import FITS, Fit, fitted
 from lowtide.placement.local import settled
 from lowtide.placement.sequences import ORDERS, Order, sequence
-from lowtide.placement.strip import Strip
+from lowtide.placement.strip import Strip, arena_bound_bytes
 from lowtide.problems.placement import Ints, PlaceProblem
 
 _MAX_LOOKS = 5_000_000_000  # of placing one block at another, in all passes of a portfolio: so many take some five seconds

@@ -19,9 +19,8 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import FormatError
 from lowtide.placement.auto import AUTO, place
 from lowtide.placement.base import Placement, Placer, placed
-from lowtide.placement.bound import arena_bound_bytes
-from lowtide.placement.components import subproblem_of
-from lowtide.problems.placement import FREE, Ints, PlaceProblem
+from lowtide.placement.strip import arena_bound_bytes
+from lowtide.problems.placement import FREE, Ints, PlaceProblem, subproblem_of
 from lowtide.problems.status import Status
 
 

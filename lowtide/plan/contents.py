@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lowtide.ir.graph import Graph
-from lowtide.plan.algebra_report import RuleReport
-from lowtide.plan.cost_report import CostReport
-from lowtide.plan.kernels import GeneratedRegion
+from lowtide.plan.cost_report import CostReport, GeneratedRegion, RuleReport
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
 

@@ -1,15 +1,107 @@
-"""What a plan under a limit gives for what: time for memory, in all and tensor by tensor."""
+"""What a plan gives for what: time for memory, in all and tensor by tensor; what rules of algebra bought; what generated kernels spare."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lowtide.base import fields
+from lowtide.base.messages import bytes_text, time_text
 from lowtide.ir.graph import Graph
 from lowtide.plan.snapshot import LiveTensor, StorageSpec, specs_by_name, tensor_from
+
+_RULE_LOCATION = "algebra"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReport:
+    """One rule, at all places at which it was applied."""
+
+    rule: str
+    held: tuple[str, ...]  # by place: the storage that was held for the backward pass, by its name in the captured graph
+    held_bytes: int  # of all of them, less what is held in their place
+    peak_bytes: int  # so much of that at the step that would be the peak
+    cost_us: float  # what it takes more than what it replaces, below 0 for less
+
+    def rows(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {"held": list(self.held)}
+
+
+def rule_reports_from(item: Any) -> tuple[RuleReport, ...]:
+    """The reports that `RuleReport.rows` wrote. Raises FormatError for what cannot be any."""
+    if not isinstance(item, list):
+        fields.refuse("plan", _RULE_LOCATION, "a list", item)
+    return tuple(_from(f"plan: {_RULE_LOCATION}: {position}", each) for position, each in enumerate(item))
+
+
+def _from(where: str, item: Any) -> RuleReport:
+    fields.check_fields(where, item, set(RuleReport.__slots__))
+    held, cost_us = item.get("held"), item.get("cost_us")
+    if not isinstance(held, list) or not held or not all(isinstance(name, str) for name in held):
+        fields.refuse(where, "held", "names of storages", held)
+    if isinstance(cost_us, bool) or not isinstance(cost_us, (int, float)) or not math.isfinite(cost_us):
+        fields.refuse(where, "cost_us", "a number", cost_us)
+    held_bytes, peak_bytes = fields.integer(where, item, "held_bytes"), fields.integer(where, item, "peak_bytes")
+    return RuleReport(fields.string(where, item, "rule"), tuple(held), held_bytes, peak_bytes, float(cost_us))
+
+
+_MOST = 12  # kinds of kernels that are told of a region
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One generated kernel."""
+
+    scheme: str  # "rows through a ring", "register tiles", ..
+    operators: tuple[str, ...]  # that it does, in order: "convolution", "relu"
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedRegion:
+    """What runs a node of `fuse.region`."""
+
+    name: str  # of its first result
+    kernels: tuple[Kernel, ...]  # in the order in which they run
+    arena_bytes: int  # that lies between kernels
+    packed_bytes: int  # of constants as kernels read them
+    us: float | None  # measured beside torch's operators; None where it was not measured here
+    torch_us: float | None
+    by: str = ""  # another compiler
+
+
+def generated_lines(regions: Sequence[GeneratedRegion]) -> list[str]:
+    """Regions, and the kinds of their kernels, the most frequent first."""
+    own = [region for region in regions if not region.by]
+    lines = [line for region in own for line in (_region_line(region), *_kernel_lines(region.kernels))]
+    others = [region for region in regions if region.by]
+    return [*lines, _compiled_line(others), *_kernel_lines([each for region in others for each in region.kernels])] if others else lines
+
+
+def _compiled_line(regions: Sequence[GeneratedRegion]) -> str:
+    operators = sum(len(kernel.operators) for region in regions for kernel in region.kernels)
+    times = ""
+    if all(region.us is not None and region.torch_us is not None for region in regions):
+        us, torch_us = sum(region.us or 0 for region in regions), sum(region.torch_us or 0 for region in regions)
+        times = f"; alone they take {time_text(us)}, by torch {time_text(torch_us)}"
+    return f"compiled by {regions[0].by}: {operators} operators in {len(regions)} regions{times}"
+
+
+def _region_line(region: GeneratedRegion) -> str:
+    times = "" if region.us is None or region.torch_us is None else f"; {time_text(region.us)}, by torch {time_text(region.torch_us)}"
+    sizes = f"{bytes_text(region.arena_bytes)} between them, {bytes_text(region.packed_bytes)} of packed constants"
+    operators = sum(len(kernel.operators) for kernel in region.kernels)
+    return f"generated: {operators} operators as {len(region.kernels)} kernels up to {region.name}, {sizes}{times}"
+
+
+def _kernel_lines(kernels: Sequence[Kernel]) -> list[str]:
+    kinds = Counter(kernels).most_common()
+    lines = [f"{count:>14}  {kernel.scheme}: {', '.join(kernel.operators) or 'copy'}" for kernel, count in kinds[:_MOST]]
+    rest = sum(count for _, count in kinds[_MOST:])
+    return [*lines, f"{rest:>14}  more, of {len(kinds) - _MOST} kinds"] if rest else lines
+
 
 _WHERE = "plan: cost_report"
 _TIMES = ("run_us", "store_us", "load_us")

@@ -12,9 +12,8 @@ from lowtide.base.files import read_utf8, write_whole
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
-from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.contents import Contents, Provenance
-from lowtide.plan.cost_report import CostReport, Eviction
+from lowtide.plan.cost_report import CostReport, Eviction, RuleReport
 from lowtide.plan.plan_json import read, written
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.summary import one_line, summarize

@@ -30,15 +30,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lowtide.base import fields
-from lowtide.base.narrow import of_kind
-from lowtide.errors import FormatError
+from lowtide.errors import FormatError, of_kind
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import check_operators
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.plan.algebra_report import rule_reports_from
 from lowtide.plan.contents import Contents, Provenance
-from lowtide.plan.cost_report import CostReport, cost_report_from
+from lowtide.plan.cost_report import CostReport, cost_report_from, rule_reports_from
 from lowtide.plan.promises import untrue_promise
 from lowtide.plan.snapshot import Snapshot, snapshot_from
 from lowtide.plan.timeline import timeline_from, times_from

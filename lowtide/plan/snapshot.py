@@ -1,17 +1,49 @@
-"""What memory holds at one step of a program, and where in the user's program that comes from."""
+"""What memory holds at one step of a program, what tensors are for in people's words, and where in the user's program they come from."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from lowtide.base import fields
+from lowtide.base.messages import bytes_text
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.operators.nodes import is_transfer
 from lowtide.ir.sizes import Size
+
+
+def source_text(source: Source | None) -> str:
+    """The module and the line: "blocks.0.mlp, model.py:12"; "" where neither is known."""
+    if source is None:
+        return ""
+    line = f"{PurePath(source.file).name}:{source.line}"
+    return f"{source.module}, {line}" if source.module else line
+
+
+_TEXTS = {
+    Kind.PARAMETER: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.STATE: "optimizer state",
+    Kind.INPUT: "batch",
+    Kind.CONSTANT: "constants",
+    Kind.ACTIVATION: "activations",
+    Kind.GRADIENT: "gradients",
+    Kind.TEMPORARY: "the optimizer's temporaries",
+}
+
+
+def kind_text(kind: Kind) -> str:
+    return _TEXTS.get(kind, kind.value)
+
+
+def kinds_text(by_kind: Mapping[Kind, int]) -> str:
+    """Bytes by kind in a line: "parameters 9.00 MiB, batch 1.00 KiB"; nothing of what has none."""
+    return ", ".join(f"{kind_text(kind)} {bytes_text(nbytes)}" for kind, nbytes in by_kind.items() if nbytes)
+
 
 _PHASES = {Kind.ACTIVATION: "forward", Kind.BUFFER: "forward", Kind.GRADIENT: "backward"}
 

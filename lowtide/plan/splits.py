@@ -6,17 +6,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.base.narrow import of_kind
-from lowtide.base.units import bytes_text, op_text, time_text
-from lowtide.errors import CheckError
+from lowtide.base.messages import bytes_text, op_text, time_text
+from lowtide.errors import CheckError, of_kind
+from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Node
-from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.table import row_of
-from lowtide.plan.alike import pattern
-from lowtide.plan.bodies import peak_bytes
 from lowtide.plan.contents import Contents
-from lowtide.plan.where import source_text
+from lowtide.plan.promises import peak_bytes
+from lowtide.plan.snapshot import source_text
+from lowtide.plan.table import pattern
 
 _LINES = 6
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.base.units import bytes_text, less_text, op_text, time_text
-from lowtide.plan.algebra_report import RuleReport
-from lowtide.plan.alike import AlikeItems, alike
+from lowtide.base.messages import bytes_text, less_text, op_text, time_text
 from lowtide.plan.contents import Contents
-from lowtide.plan.cost_report import CostReport, Eviction
-from lowtide.plan.kernels import generated_lines
-from lowtide.plan.snapshot import LiveTensor, Snapshot
+from lowtide.plan.cost_report import CostReport, Eviction, RuleReport, generated_lines
+from lowtide.plan.snapshot import LiveTensor, Snapshot, source_text
 from lowtide.plan.splits import split_lines
-from lowtide.plan.where import source_text
+from lowtide.plan.table import AlikeItems, alike
 
 __all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
 

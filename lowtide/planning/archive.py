@@ -7,15 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import profile_of
+from lowtide.cost.memory import order_problem, profile_of, simulate
 from lowtide.ir.graph import Graph
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carrier import carried
-from lowtide.planning.progress import in_turn
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Budget, Request, in_turn
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.bound import TimeBound
@@ -26,7 +24,7 @@ from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Listener, Sweep
 from lowtide.remat.write_out import rematerialise
 from lowtide.rewrite.algebra.rewritings import told
-from lowtide.schedule.bound import lower_bound_bytes
+from lowtide.schedule.cuts import lower_bound_bytes
 
 _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order
 

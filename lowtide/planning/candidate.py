@@ -10,11 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from lowtide.cost.device import Device
-from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.peak import profile_of
-from lowtide.ir.eager_storages import NOTHING_HELD, HeldStorages
-from lowtide.ir.graph import Graph
-from lowtide.ir.operators.collectives.nodes import serving_collectives
+from lowtide.cost.memory import order_problem, profile_of, simulate
+from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages
+from lowtide.ir.operators.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
@@ -23,8 +21,7 @@ from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.rewrite.algebra.rewritings import AppliedRule
-from lowtide.rewrite.results import read_results
-from lowtide.rewrite.split import split_results
+from lowtide.rewrite.results import read_results, split_results
 from lowtide.schedule import Schedule, Solver, schedule, schedule_all
 
 _REWRITES = (read_results, split_results)

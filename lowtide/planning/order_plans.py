@@ -1,17 +1,32 @@
-"""Plans by order alone: the graph and order of least peak, and what follows from them."""
+"""Plans by order alone, from the graph and order of least peak; and the check that every plan has to pass.
+
+No plan leaves planning before checks that share no code with any solver have found nothing wrong with it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from lowtide.cost.memory import simulate, storage_bytes
-from lowtide.cost.peak import profile_of
+from lowtide.cost.memory import profile_of, simulate, storage_bytes
+from lowtide.errors import CheckError
+from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.plan.plan import Plan
+from lowtide.plan.promises import untrue_promise
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.request import Request
 from lowtide.rewrite.algebra.rewritings import told
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan, if its graph, order and reuses keep every rule and its promises follow from them. Raises CheckError."""
+    check_graph(plan.graph)
+    check_order(plan.graph, plan.order)
+    check_reuses(plan.graph, plan.order, plan.reuses)
+    if complaint := untrue_promise(plan):
+        raise CheckError(f"plan: {complaint}")
+    return plan
 
 
 def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:

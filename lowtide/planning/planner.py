@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate, order_together
-from lowtide.planning.exchange.overlap import overlapped
-from lowtide.planning.final_check import checked
-from lowtide.planning.impossible import refuse_impossible, split_loss_text
-from lowtide.planning.order_plans import ordered
-from lowtide.planning.progress import ProgressWatch
-from lowtide.planning.refusal import refusal
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.exchange import overlapped
+from lowtide.planning.order_plans import checked, ordered
+from lowtide.planning.refusal import refusal, refuse_impossible, split_loss_text
+from lowtide.planning.request import Budget, ProgressWatch, Request
 from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep.search import Listener
 

@@ -1,16 +1,116 @@
-"""What to say when no plan was found that fits: how much would, what is resident, what stands there, what would help."""
+"""What is said where no plan fits: before any search, of what no plan can do; after one, how much would, and what stands there.
+
+Every sequence holds what is resident beside each operator's arguments and results.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from lowtide.base.units import bytes_text
+import numpy as np
+
+from lowtide.base.messages import bytes_text, op_text
+from lowtide.cost.bodies import workspaces_within
+from lowtide.cost.memory import resident_storages, storage_bytes
 from lowtide.errors import BudgetError
-from lowtide.ir.graph import Kind
-from lowtide.plan.kinds import kinds_text
+from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.plan.plan import CostReport, Plan
-from lowtide.plan.snapshot import Snapshot
+from lowtide.plan.snapshot import Snapshot, kinds_text, source_text
 from lowtide.plan.summary import snapshot_lines
+from lowtide.planning.candidate import Candidate
+from lowtide.planning.request import Request
+from lowtide.problems.order import Bytes, OrderProblem
+from lowtide.split.graphs import loss_in_parts
+
+
+@dataclass(frozen=True, eq=False)
+class Floor:
+    """What any plan of a graph takes at least."""
+
+    graph: Graph
+    resident_bytes: int  # throughout; without what may be offloaded
+    node: Node | None  # of the largest arguments and results; None where the graph has none
+    node_bytes: int  # these, and its workspace
+
+    @property
+    def nbytes(self) -> int:
+        """Both together."""
+        return self.resident_bytes + self.node_bytes
+
+    @classmethod
+    def of(cls, candidate: Candidate, request: Request) -> Floor:
+        problem = candidate.bare_problem(request.granule_bytes, request.links is not None and request.swap_state)
+        needs = needs_bytes(problem)
+        node = int(needs.argmax()) if len(needs) else -1
+        graph = candidate.graph
+        return cls(graph, int(problem.resident_bytes), graph.nodes[node] if node >= 0 else None, int(needs.max(initial=0)))
+
+
+def needs_bytes(problem: OrderProblem) -> Bytes:
+    """[n] what each node needs by itself: what it reads and makes, and its workspace, less the most that it may take over."""
+    taken = np.where(np.diff(problem.take_ptr) > 0, problem.tensor_bytes[problem.take_output], 0) if problem.node_count else 0
+    needs: Bytes = problem.made_bytes + problem.workspace_bytes - taken + problem.sum_by_row(problem.reads, problem.tensor_bytes)
+    return needs
+
+
+def refuse_impossible(programs: Sequence[Sequence[Candidate]], request: Request) -> None:
+    """Raises BudgetError where the request's memory is below what some program takes at least, whatever its plan."""
+    memory_bytes = request.budget.memory_bytes
+    if memory_bytes is None:
+        return
+    floors = [min((Floor.of(each, request) for each in program), key=lambda floor: floor.nbytes) for program in programs]
+    highest = max(floors, key=lambda floor: floor.nbytes)
+    if highest.nbytes > memory_bytes:
+        tried = max(map(len, programs))
+        raise _refusal(highest, memory_bytes, request, _ANY if request.exact else _TRIED.format(tried) if tried > 1 else _ONE)
+
+
+def _refusal(floor: Floor, memory_bytes: int, request: Request, who: str) -> BudgetError:
+    lines = [
+        f"memory: expected at least {floor.nbytes} bytes ({bytes_text(floor.nbytes)}), which {who}; "
+        f"got {memory_bytes} bytes ({bytes_text(memory_bytes)}); nothing was searched",
+        f"resident throughout: {bytes_text(floor.resident_bytes)}: {kinds_text(_by_kind(floor.graph, request.granule_bytes))}",
+    ]
+    if floor.node is not None:
+        where = source_text(floor.node.source)
+        what = f"{op_text(floor.node.op)}{f' of {where}' if where else ''}"
+        lines.append(f"beside it: {bytes_text(floor.node_bytes)}, arguments, results and workspace of {what}")
+    own = floor.resident_bytes >= memory_bytes
+    help_text = _OWN if own else f"{_OPERATOR}{split_loss_text(floor.graph, memory_bytes, request)}"
+    lines.append(f"what would help: {help_text}; lowtide.explain(...) says how much memory buys what")
+    return BudgetError("\n".join(lines), smallest_peak_bytes=floor.nbytes, searched=False)
+
+
+def split_loss_text(graph: Graph, memory_bytes: int, request: Request) -> str:
+    """What else would help where eager's numbers were asked for: the loss in parts, if that needs so much less that it fits; else ""."""
+    split = loss_in_parts(graph) if request.exact else None
+    if split is None:
+        return ""
+    least = Floor.of(
+        Candidate(split.graph, workspaces_within(split.graph.nodes, round_to=request.granule_bytes), exact=False), request
+    ).nbytes
+    return (
+        f", or to split the loss over {split.over} (`exact=False`), which needs {bytes_text(least)} or more"
+        if least <= memory_bytes
+        else ""
+    )
+
+
+_ANY = "any plan takes that leaves every number as it is"
+_ONE = "this program takes at least; nothing in it was found that could run in parts"
+_TRIED = "each of the {} graphs takes that were tried; more or other parts might take less"
+_OWN = "more memory, or to hold less: a smaller model, a smaller data type, an optimizer with less state, a smaller batch"
+_OPERATOR = "more memory, a smaller batch, or micro-batches (Training(accumulate=2))"
+
+
+def _by_kind(graph: Graph, granule_bytes: int) -> dict[Kind, int]:
+    total: Counter[Kind] = Counter()
+    for storage in resident_storages(graph):
+        total[storage.kind] += storage_bytes(storage, granule_bytes)
+    return dict(total.most_common())
+
 
 _NAMED = 4  # lines of tensors
 _OFFERED = 3  # points of the frontier

@@ -1,15 +1,119 @@
-"""What is asked of planning: the limit, the machine, and how far to look."""
+"""What is asked of planning: the limit, as users write it and in bytes; the machine; how far to look, and who looks on.
+
+How far to look under a limit, in three levels of which each holds all that the one before finds: more effort is never worse.
+
+Limits as users write them: `memory=2**33`, `memory="8GiB"`, `memory="60%"`, `latency=1.1`.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from threading import Lock
+from typing import TypeAlias
 
+from lowtide.base.messages import bytes_text
 from lowtide.cost.device import Device
 from lowtide.plan.plan import Provenance
-from lowtide.planning.effort import Effort
-from lowtide.planning.progress import Watcher
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep.archive import Archive, Point
+from lowtide.remat.sweep.search import Listener, Sweep
 from lowtide.schedule import AUTO, Solver
+
+_SWEEPS = {"quick": Sweep(max_states=600), "normal": Sweep(max_states=6000, max_runs=6_000_000), "thorough": Sweep()}
+
+
+class Effort(str, Enum):
+    """A level. Effort is counted in schedules that are built and costed, and reads no clock."""
+
+    QUICK = "quick"
+    NORMAL = "normal"
+    THOROUGH = "thorough"
+
+    @classmethod
+    def of(cls, given: str | Effort) -> Effort:
+        """What a user wrote. Raises ValueError, which says what is expected."""
+        try:
+            return cls(given)
+        except ValueError:
+            names = ", ".join(repr(level.value) for level in cls)
+            raise ValueError(f"effort: expected one of {names}, got {given!r}; `search=lowtide.Sweep(...)` says more") from None
+
+    @property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """The searches of this level and of those below, the quickest first; all that they find is put together."""
+        levels = list(Effort)
+        return tuple(_SWEEPS[level.value] for level in levels[: levels.index(self) + 1])
+
+
+def sweeps_of(effort: str | Effort | None, search: Sweep | None) -> tuple[Sweep, ...]:
+    """The searches that are asked for: those of a level, the middle one where nothing is said, or one of the caller's own.
+
+    Raises TypeError where both are given, ValueError for what is no level.
+    """
+    if search is None:
+        return Effort.of(Effort.NORMAL if effort is None else effort).sweeps
+    if effort is not None:
+        raise TypeError("effort and search: expected one of them, got both; a Sweep says all that a level does")
+    return (search,)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A search under way, and the best plan so far: the fastest within a limit of memory, the leanest within one of time."""
+
+    share: float  # of the effort that is done
+    peak_bytes: int  # with what is resident; of the leanest plan of all where none keeps to the limit yet
+    slower: float  # its time over that without recomputation, less 1
+    memory_bytes: int | None = None  # the limit, or else
+    latency: float | None = None  # that
+
+    def __str__(self) -> str:
+        best = f"{self.share:.0%} done, best so far {bytes_text(self.peak_bytes)} and time {self.slower:+.1%}"
+        if self.memory_bytes is None:
+            return f"{best}, limit time {(self.latency or 1.0) - 1:+.1%}"
+        return f"{best}, limit {bytes_text(self.memory_bytes)}{' not met yet' if self.peak_bytes > self.memory_bytes else ''}"
+
+
+Watcher: TypeAlias = Callable[[Progress], None]
+
+
+class ProgressWatch:
+    """Listens to a search, whose two halves may run at once, and passes on the best of both and of what was known before."""
+
+    def __init__(self, watcher: Watcher, memory_bytes: int | None, latency: float | None, known: Sequence[Point]) -> None:
+        self._watcher, self._memory_bytes, self._latency = watcher, memory_bytes, latency
+        self._seen, self._lock = Archive(list(known)), Lock()
+
+    def __call__(self, share: float, found: Archive) -> None:
+        """Of a search under way: the share that is done, and what it has found."""
+        with self._lock:
+            for point in found.points:
+                self._seen.add(point)
+            best, plain_us = self._best(), self._seen.points[-1].time_us
+            slower = best.time_us / plain_us - 1 if plain_us else 0.0
+            self._watcher(Progress(share, best.peak_bytes, slower, self._memory_bytes, self._latency))
+
+    def _best(self) -> Point:
+        if self._memory_bytes is not None:
+            return self._seen.within(self._memory_bytes) or self._seen.points[0]
+        fastest = self._seen.points[-1]
+        return self._seen.under((self._latency or 1.0) * fastest.time_us) or fastest
+
+
+def in_turn(listener: Listener | None, sweeps: Sequence[Sweep]) -> list[Listener | None]:
+    """A listener for each of several searches, one after another, that tells `listener` the share of all."""
+    total, before, found = sum(sweep.max_states for sweep in sweeps) or 1, 0, list[Listener | None]()
+    for sweep in sweeps:
+        found.append(None if listener is None else partial(_of_all, listener, before / total, sweep.max_states / total))
+        before += sweep.max_states
+    return found
+
+
+def _of_all(listener: Listener, before: float, weight: float, share: float, found: Archive) -> None:
+    listener(before + weight * share, found)
 
 
 @dataclass(frozen=True)
@@ -38,3 +142,75 @@ class Request:
     solver: Solver = AUTO  # of orders
     sweeps: tuple[Sweep, ...] = Effort.NORMAL.sweeps  # how far to look for what to compute again and what to swap: all of these
     watcher: Watcher | None = field(default=None, compare=False)  # hears how far the search has come; changes no answer
+
+
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_WISH = 'expected bytes as a whole number, a text such as "8GiB", "512 MB" or "60%" (of the unoptimised peak), or None'
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An amount of memory, in bytes or as a share of the peak of the program as it stands."""
+
+    nbytes: int = 0
+    share: float | None = None
+
+    @classmethod
+    def of(cls, given: int | str) -> Memory:
+        """What a user wrote. Raises TypeError and ValueError, which say what is expected."""
+        if isinstance(given, bool) or not isinstance(given, (int, str)):
+            raise TypeError(f"memory: {_WISH}; got {given!r}")
+        found = cls(given) if isinstance(given, int) else cls._read(given)
+        if found is None or (found.nbytes <= 0 and not found.share):
+            raise ValueError(f"memory: {_WISH}; got {given!r}")
+        return found
+
+    @classmethod
+    def _read(cls, text: str) -> Memory | None:
+        found = _AMOUNT.fullmatch(text)
+        if found is None:
+            return None
+        number, unit = float(found[1]), found[2].lower()
+        if unit == "%":
+            return cls(share=number / 100)
+        return cls(int(number * _UNITS[unit])) if unit in _UNITS else None
+
+    def of_peak(self, eager_peak_bytes: int) -> int:
+        """In bytes, of a program whose own peak is `eager_peak_bytes`."""
+        return self.nbytes if self.share is None else int(self.share * eager_peak_bytes)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a step is to keep to, as users say it: an amount of memory, a multiple of the time, or nothing."""
+
+    memory: Memory | None = None
+    latency: float | None = None
+
+    @classmethod
+    def of(cls, memory: int | str | None, latency: float | None) -> Limit:
+        """What a user wrote. Raises TypeError and ValueError, which say what is expected."""
+        if memory is not None and latency is not None:
+            raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
+        return cls(None if memory is None else Memory.of(memory), checked_latency(latency))
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether there is something to keep to, so that times matter."""
+        return self != Limit()
+
+    def budget(self, eager_peak_bytes: int) -> Budget:
+        """The same in bytes, for a program whose own peak is `eager_peak_bytes`."""
+        return Budget(None if self.memory is None else self.memory.of_peak(eager_peak_bytes), self.latency)
+
+
+def checked_latency(given: float | None) -> float | None:
+    """A limit of time, as a multiple of the time without recomputation. Raises TypeError and ValueError."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"latency: expected a number such as 1.1 (at most a tenth slower), got {given!r}")
+    if not 1 <= given < float("inf"):
+        raise ValueError(f"latency: expected 1 or more, as a multiple of the time without recomputation; got {given!r}")
+    return float(given)

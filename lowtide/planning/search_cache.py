@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from lowtide.base import fields
-from lowtide.base.files import read_utf8, write_whole
+from lowtide.base.files import locked, read_utf8, write_whole
 from lowtide.base.folders import directory, warn_not_cached
-from lowtide.base.locks import locked
 from lowtide.base.solver_text import described
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError, FormatError

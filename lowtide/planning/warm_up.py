@@ -20,8 +20,8 @@ from lowtide.remat.blocks.seeds import warm_up_seeds
 from lowtide.remat.evict.eviction import warm_up_eviction
 from lowtide.remat.evict.victims import make_room
 from lowtide.schedule import Auto, Beam, Exact, ProgramOrder, Solver
+from lowtide.schedule.auto import warm_up, warm_up_beside_search
 from lowtide.schedule.exact.threshold import search
-from lowtide.schedule.warm_up import warm_up, warm_up_beside_search
 
 _CODE = (
     "import json, sys; asked = json.loads(sys.stdin.readline()); sys.path[:] = asked['path']; "

@@ -4,19 +4,21 @@ Two buffers whose half-open lifetimes `[start, end)` share a step may not share 
 shares nothing with anybody, and may lie anywhere in the arena. Offsets count from the arena's start, which is taken to be aligned to
 everything.
 
-`PlaceProblem.of` builds and checks a problem, `placement_csv` reads and writes it, `placement_check` goes over what a placer answers.
+`PlaceProblem.of` builds and checks a problem, `placement_csv` reads and writes it, `check_placement` goes over what a placer answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowtide.errors import FormatError
+from lowtide.errors import CheckError, FormatError
 
 Ints = NDArray[np.int64]
 FREE = -1  # the fixed offset of a buffer that may lie anywhere
@@ -147,3 +149,65 @@ def _check_fixed(problem: PlaceProblem, held: NDArray[np.intp]) -> None:
         for other in np.flatnonzero(meets)[:1]:
             first, second = problem.names[held[other]], problem.names[held[place]]
             raise FormatError(f"buffers {first} and {second}: expected fixed offsets apart, got both on byte {max(low[other], low[place])}")
+
+
+def check_placement(problem: PlaceProblem, offsets: Iterable[SupportsIndex], arena_bytes: int) -> None:
+    """Raises CheckError, naming buffers, unless every buffer lies in the arena, aligned, where it is fixed, and alone on its bytes.
+
+    At each step the buffers alive are kept in order of their offsets; as they do not overlap, a newcomer can only meet its two neighbours.
+    """
+    at = [int(each) for each in offsets]
+    if len(at) != problem.buffer_count:
+        raise CheckError(f"expected offsets of {problem.buffer_count} buffers, got {len(at)}")
+    sizes, starts, ends = problem.size_bytes.tolist(), problem.start.tolist(), problem.end.tolist()
+    each = zip(at, sizes, problem.align_bytes.tolist(), problem.fixed_bytes.tolist(), strict=True)
+    for buffer, (offset, size, align, fixed) in enumerate(each):
+        if offset < 0 or offset + size > arena_bytes:
+            _refuse(problem, buffer, f"within the arena of {arena_bytes} bytes, got [{offset}, {offset + size})")
+        if offset % align:
+            _refuse(problem, buffer, f"an offset that is a multiple of {align}, got {offset}")
+        if fixed not in (FREE, offset):
+            _refuse(problem, buffer, f"the fixed offset {fixed}, got {offset}")
+    living = [buffer for buffer in range(len(at)) if sizes[buffer] and starts[buffer] < ends[buffer]]
+    events = sorted([(starts[each], 1, each) for each in living] + [(ends[each], 0, each) for each in living])  # who ends goes first
+    alive: list[tuple[int, int]] = []  # (offset, buffer)
+    for step, begins, buffer in events:
+        if not begins:
+            alive.pop(bisect_left(alive, (at[buffer], buffer)))
+            continue
+        place = bisect_left(alive, (at[buffer], buffer))
+        for _, other in alive[max(place - 1, 0) : place + 1]:
+            if at[other] < at[buffer] + sizes[buffer] and at[buffer] < at[other] + sizes[other]:
+                raise CheckError(f"{_described(problem, at, other)} and {_described(problem, at, buffer)} overlap at step {step}")
+        alive.insert(place, (at[buffer], buffer))
+
+
+def _refuse(problem: PlaceProblem, buffer: int, expected: str) -> NoReturn:
+    raise CheckError(f"buffer {problem.names[buffer]}: expected {expected}")
+
+
+def _described(problem: PlaceProblem, at: list[int], buffer: int) -> str:
+    return f"buffer {problem.names[buffer]} at [{at[buffer]}, {at[buffer] + int(problem.size_bytes[buffer])})"
+
+
+def components(problem: PlaceProblem) -> list[NDArray[np.intp]]:
+    """The buffers of each component, by time; those that need no bytes are in none."""
+    needed = np.flatnonzero((problem.size_bytes > 0) & (problem.start < problem.end))
+    if not len(needed):
+        return []
+    order = needed[np.argsort(problem.start[needed], kind="stable")]
+    ended = np.maximum.accumulate(problem.end[order])
+    cuts = np.flatnonzero(problem.start[order][1:] >= ended[:-1]) + 1
+    return [np.sort(each) for each in np.split(order, cuts)]
+
+
+def subproblem_of(problem: PlaceProblem, buffers: NDArray[np.intp]) -> PlaceProblem:
+    """The problem of some of a problem's buffers."""
+    return PlaceProblem(
+        names=tuple(problem.names[each] for each in buffers.tolist()),
+        size_bytes=problem.size_bytes[buffers],
+        start=problem.start[buffers],
+        end=problem.end[buffers],
+        align_bytes=problem.align_bytes[buffers],
+        fixed_bytes=problem.fixed_bytes[buffers],
+    )

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from lowtide.cost.measures import Measures
 from lowtide.cost.symbolic import SymbolicProblem, fits_everywhere, symbolic_problem
-from lowtide.ir.eager_storages import NOTHING_HELD, HeldStorages
-from lowtide.ir.graph import Graph, Node
+from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Node
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.evaluate import size_at
@@ -21,8 +20,8 @@ from lowtide.ir.shapes.points import AtPoint, at
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import OrderProblem
+from lowtide.ranges.pace import RangedProblem
 from lowtide.ranges.points import largest, smallest
-from lowtide.remat.range_problem import RangedProblem
 from lowtide.rewrite.algebra.rewritings import AppliedRule, Rewriting
 
 _MOST = 12  # points at which candidates are kept: those of a grid, most often

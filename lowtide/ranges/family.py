@@ -20,18 +20,17 @@ from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
-from lowtide.planning.final_check import checked
-from lowtide.planning.order_plans import in_its_order
+from lowtide.planning.order_plans import checked, in_its_order
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.member import Member
 from lowtide.ranges.pace import paces_at
+from lowtide.ranges.points import sample_points
 from lowtide.ranges.pool import SAME
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.schedule.base import scheduled
-from lowtide.schedule.points import sample_points
 
 _MOST_KNOWN = 4096  # shapes whose members are remembered
 

@@ -17,10 +17,9 @@ from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.member import Member, in_order
-from lowtide.ranges.points import largest
+from lowtide.ranges.points import Point, largest, sample_points
 from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes
-from lowtide.schedule.points import Point, sample_points
 
 _MOST_TRIED = 20_000  # sets of orders, before the choice is made one order at a time
 

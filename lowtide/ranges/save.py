@@ -15,8 +15,7 @@ import numpy as np
 from lowtide.cost.measures import Measures
 from lowtide.errors import CheckError, FormatError, LowtideError
 from lowtide.ir.check.graph_check import check_order
-from lowtide.ir.eager_storages import HeldStorages
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, HeldStorages
 from lowtide.plan.plan import program_hash
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.request import Request

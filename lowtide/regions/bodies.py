@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from lowtide.cpu.regions import body_of
+from lowtide.ir.bodies import INDUCTOR
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.operators.names import REGION
-from lowtide.ir.regions import INDUCTOR
 from lowtide.regions.clusters import Cluster
 
 

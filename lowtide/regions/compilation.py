@@ -26,23 +26,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab.operators import argument, operator
 from lowtide.cost.profiler import measure_memory
 from lowtide.cpu.build.comparison import is_faster, made_up, measured_ns
 from lowtide.cpu.build.networks import InOrder
 from lowtide.errors import LowtideError
+from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.table import functional_base, writes_in_place
-from lowtide.ir.regions import Region, is_by_inductor
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.python import lower
 from lowtide.regions.bodies import Compiled, numbered, with_compiled
 from lowtide.regions.clusters import clusters
 from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, number
-from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
 _aten = torch.ops.aten

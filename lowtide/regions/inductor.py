@@ -27,8 +27,7 @@ from torch import fx
 
 from lowtide.base.folders import directory
 from lowtide.base.release import VERSION
-from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.libraries import LibraryRecipe, library, processor, unsealed
+from lowtide.runtime.libraries import LibraryRecipe, NativeError, library, processor, unsealed
 
 Run = Callable[..., list[Any]]
 

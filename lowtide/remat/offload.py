@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.operators.collectives.nodes import begins_collective
 from lowtide.ir.operators.names import DROP, LOAD, STORE
-from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.nodes import begins_collective, is_view
 
 
 class Base(NamedTuple):

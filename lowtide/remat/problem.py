@@ -30,9 +30,8 @@ from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph, Storage, Value
 from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.remat.entries import Codes
+from lowtide.remat.entries import Codes, RematArrays, Times
 from lowtide.remat.evict.state import records
-from lowtide.remat.facts import RematArrays, Times
 from lowtide.remat.offload import offloadable_storages, storable
 
 _HOST_ALONE, _DEVICE_ALONE = 0.5, 1.5  # times as long as the host takes: from where on the one or the other is all that counts

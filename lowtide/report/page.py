@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.base.files import write_whole
-from lowtide.base.units import bytes_text, less_text, time_text
+from lowtide.base.messages import bytes_text, less_text, time_text
 from lowtide.ir.graph import Node
 from lowtide.plan.contents import Contents
 from lowtide.plan.summary import one_line, snapshot_line, summarize
-from lowtide.report.addresses import addresses
-from lowtide.report.chart import Chart, Mark, Scale, stack
+from lowtide.report.chart import Chart, Mark, Scale, addresses, stack
 from lowtide.report.course import Course, begins, has_times
 from lowtide.report.rows import evictions, frontier, largest, splits, step_rows, tensor_rows
 

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from lowtide.base.files import write_whole
-from lowtide.base.units import bytes_text
+from lowtide.base.messages import bytes_text
 from lowtide.placement.picture import check_picture
 from lowtide.plan.contents import Contents
-from lowtide.plan.kinds import kind_text
+from lowtide.plan.snapshot import kind_text
 from lowtide.report.course import Course, begins, has_times, rows_of
 
 _INCHES = (9, 4)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.base.units import bytes_text, op_text, time_text
+from lowtide.base.messages import bytes_text, op_text, time_text
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import Eviction
-from lowtide.plan.kinds import kind_text
-from lowtide.plan.snapshot import LiveTensor
+from lowtide.plan.snapshot import LiveTensor, kind_text, source_text
 from lowtide.plan.splits import splits_of
-from lowtide.plan.where import source_text
 from lowtide.report.chart import Mark, Scale, curve
 from lowtide.report.course import Course
 

@@ -10,8 +10,8 @@ from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
-from lowtide.ir.operators.collectives.nodes import loads_parts
-from lowtide.ir.operators.collectives.rows import GATHER, WAIT_APART
+from lowtide.ir.operators.nodes import loads_parts
+from lowtide.ir.operators.own import GATHER, WAIT_APART
 from lowtide.rewrite.base import Rewritten, following, replace_nodes
 
 _CAT = "aten.cat.default"

@@ -19,6 +19,30 @@ from lowtide.ir.operators.names import CLONE
 from lowtide.ir.operators.table import ROWS, row_of
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
+
+def split_results(graph: Graph) -> Rewritten:
+    """Every operator of the table that makes results of more than one group becomes a node for each group."""
+    return replace_nodes(graph, {node: pieces for node in graph.nodes if len(pieces := _pieces(node)) > 1})
+
+
+def _pieces(node: Node) -> tuple[Node, ...]:
+    """The nodes that `node` can be split into; itself alone if it cannot."""
+    split = row_of(node.op).split
+    if split is None:
+        return (node,)
+    mask = node.args[split.mask]
+    wanted = [group for group in split.groups if isinstance(mask, tuple) and any(mask[index] for index in group)]
+    return tuple(_piece(node, split.mask, mask, group) for group in wanted) if len(wanted) > 1 else (node,)
+
+
+def _piece(node: Node, position: int, mask: Arg, group: tuple[int, ...]) -> Node:
+    assert isinstance(mask, tuple)
+    chosen = tuple(bool(flag) and index in group for index, flag in enumerate(mask))
+    args = (*node.args[:position], chosen, *node.args[position + 1 :])
+    outputs = tuple(output if index in group else None for index, output in enumerate(node.outputs))
+    return replace(node, args=args, outputs=outputs)
+
+
 Makers: TypeAlias = Mapping[Value, Node]
 
 

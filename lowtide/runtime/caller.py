@@ -11,9 +11,8 @@ from torch import nn
 
 from lowtide.base.places import Position
 from lowtide.errors import BatchError, StepError
-from lowtide.ir.graph import Graph, Kind, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Slot, Storage, Value
 from lowtide.ir.result_specs import same_strides
-from lowtide.ir.slots import Slot
 from lowtide.kernels.optimizers import each_of
 from lowtide.runtime import hooks
 

@@ -1,17 +1,44 @@
-"""A lowered program, compiled and ready to run."""
+"""A lowered program, compiled and ready to run; and how torch.compile leaves such functions as they are.
+
+That is told without importing what torch.compile consists of before anybody compiles.
+"""
 
 from __future__ import annotations
 
 import linecache
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import count
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 
-from lowtide.runtime.copies.transfers import HostMemory
+from lowtide.runtime.copies import HostMemory
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, neither traced nor compiled where a compiled one calls it: a program is a program already."""
+    disabled: Callable[P, T] | None = None
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules or (not is_dynamo_compiling() and get_eval_frame_callback() is None):
+            return function(*args, **kwargs)  # nobody compiles: to switch that off takes longer than to look
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    return called
+
 
 _serial = count()
 

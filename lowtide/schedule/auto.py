@@ -1,4 +1,7 @@
-"""What `schedule` does where nobody names a solver."""
+"""What `schedule` does where nobody names a solver; and a small problem on which a solver has to use all that it has.
+
+Solving that loads compiled kernels from disk, or compiles them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.beam import Beam
+from lowtide.schedule.best import Best
+from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.repair import Repair
 
@@ -69,3 +75,23 @@ AUTO = Auto()
 def schedule(problem: OrderProblem, solver: Solver = AUTO) -> Schedule:
     """An order of `problem` of low peak memory, by `solver`; the least that can be found and proven where it is left out."""
     return solver.solve(problem)
+
+
+# Simple orders miss the optimum here, no cut proves it, and the exact search branches hundreds of times, in both directions of time.
+_BYTES = (13, 2, 13, 13, 3, 3, 3, 13, 13, 5, 2, 1, 3, 8)
+_READS = ((), (0,), (0, 1), (0, 1), (), (4,), (), (2,), (4,), (), (3, 8), (7, 9), (6, 10), (7,))
+
+
+def warm_up(solver: Solver) -> None:
+    """Has the kernels of `solver` loaded, so that seconds taken from now on are its own."""
+    solver.solve(_problem())
+
+
+def warm_up_beside_search() -> None:
+    """Has the kernels loaded that `Auto` needs beside those of the exact search: of simple orders and of cuts."""
+    problem = _problem()
+    cut_bound_bytes(problem, Best().solve(problem).order)
+
+
+def _problem() -> OrderProblem:
+    return OrderProblem.of(_BYTES, [Task("node", makes=(node,), reads=reads) for node, reads in enumerate(_READS)])

@@ -9,12 +9,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lowtide.base.solver_text import described
-from lowtide.base.spec import replaced
+from lowtide.base.solver_text import described, replaced
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.status import Status
-from lowtide.schedule.bound import lower_bound_bytes
+from lowtide.schedule.cuts import lower_bound_bytes
 
 
 @dataclass(frozen=True, slots=True)

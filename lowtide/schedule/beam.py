@@ -16,7 +16,7 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Schedule, scheduled
-from lowtide.schedule.bound import lower_bound_bytes
+from lowtide.schedule.cuts import lower_bound_bytes
 
 _SEED = 20_231_101  # of the hash words
 

@@ -8,19 +8,123 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from lowtide.cost.memory import simulate
-from lowtide.problems.order import Ints, OrderProblem
+from lowtide.cost.memory import checked_order, simulate
+from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
 from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.exact.solver import Exact
-from lowtide.schedule.interval import OrderLine
+
+Item = TypeVar("Item", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderLine:
+    """An order of a problem's n nodes, laid out so that each part of it is found in the time that the part takes."""
+
+    problem: OrderProblem
+    order: Ints  # [n]
+    step_of: Ints  # [n] by node
+    made_step: Ints  # [m] the step that makes each tensor, -1 where it is there from the start
+    last_step: Ints  # [m] the last step that reads it, n where it is kept, -1 where nobody reads it
+    live_bytes: Bytes  # [n + 1] before each step and after the last, without what is resident
+
+    @classmethod
+    def of(cls, problem: OrderProblem, order: ArrayLike) -> OrderLine:
+        """Raises CheckError unless `order` is a topological order."""
+        steps, n = checked_order(problem, order), problem.node_count
+        step_of = np.empty(n, np.int32)
+        step_of[steps] = np.arange(n, dtype=np.int32)
+        made_step = np.append(step_of, np.int32(-1))[problem.producer]
+        last_step = np.full(problem.tensor_count, -1, np.int32)
+        tensor_of = np.repeat(np.arange(problem.tensor_count), np.diff(problem.readers.ptr))
+        np.maximum.at(last_step, tensor_of, step_of[problem.readers.ids])
+        last_step[problem.kept] = n
+        change = np.zeros(n + 2, np.int64)
+        used = problem.uses > 0
+        np.add.at(change, made_step[used] + 1, problem.tensor_bytes[used])
+        np.add.at(change, last_step[used] + 1, -problem.tensor_bytes[used])
+        return cls(problem, steps, step_of, made_step, last_step, np.cumsum(change)[: n + 1])
+
+    def interval(self, first: int, last: int) -> OrderProblem:
+        """The problem of steps `first` to `last` - 1 alone; node i of it is `order[first + i]`, so that its order as written is this one.
+
+        Every order of them has the footprints that it has as that part of the order: what lives throughout is resident, what later
+        steps read is kept, what nobody else reads any more is there from the start.
+        """
+        problem, nodes = self.problem, self.order[first:last]
+        reads, outputs = row_entries(problem.reads, nodes), row_entries(problem.outputs_of, nodes)
+        dying = reads.ids[(self.made_step[reads.ids] < first) & (self.last_step[reads.ids] < last)]
+        local = np.unique(np.concatenate([outputs.ids, dying]))
+        lasting, is_here = self.last_step[local] >= last, self.made_step[local] >= first
+        takes = row_entries(problem.takes, nodes)
+        taken, may_take = _positions(takes, local)
+        may_take &= self.last_step[takes.ids] < last
+        chosen = _chosen(takes, taken, may_take)
+        before = row_entries(problem.preds, nodes)
+        throughout = int(self.live_bytes[first]) - int(problem.tensor_bytes[local[~is_here]].sum())
+        output_place = np.searchsorted(local, problem.take_output[nodes])
+        read = _chosen(reads, *_positions(reads, local))
+        pred = _sorted(_chosen(before, self.step_of[before.ids] - first, self.step_of[before.ids] >= first))
+        return OrderProblem(
+            names=tuple(problem.names[node] for node in nodes),
+            tensor_bytes=frozen(problem.tensor_bytes[local]),
+            producer=frozen(np.where(is_here, self.made_step[local] - first, -1).astype(np.int32)),
+            kept=frozen(lasting & is_here),
+            read_ptr=read.ptr,
+            read_ids=read.ids,
+            pred_ptr=pred.ptr,
+            pred_ids=pred.ids,
+            workspace_bytes=frozen(problem.workspace_bytes[nodes]),
+            take_ptr=chosen.ptr,
+            take_ids=chosen.ids,
+            take_slots=frozen(row_entries(Rows(problem.take_ptr, problem.take_slots), nodes).ids[may_take]),
+            take_output=frozen(np.where(np.diff(chosen.ptr) > 0, output_place, -1).astype(np.int32)),
+            resident_bytes=problem.resident_bytes + throughout,
+        )
+
+    def replaced(self, first: int, inner: ArrayLike) -> Ints:
+        """The order with the steps from `first` on put in the order that `inner` gives them as an interval."""
+        positions = np.asarray(inner, np.int32)
+        last = first + len(positions)
+        return np.concatenate([self.order[:first], self.order[first:last][positions], self.order[last:]])
+
+
+def row_entries(rows: Rows, chosen: Ints) -> Rows:
+    """The rows of numbers `chosen`, in that order."""
+    lengths = rows.ptr[chosen + 1] - rows.ptr[chosen]
+    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    positions = np.arange(ptr[-1], dtype=np.int32) + np.repeat(rows.ptr[chosen] - ptr[:-1], lengths)
+    return Rows(ptr, rows.ids[positions])
+
+
+def frozen(array: NDArray[Item]) -> NDArray[Item]:
+    """`array` itself, from now on read-only."""
+    array.setflags(write=False)
+    return array
+
+
+def _positions(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """By entry: its position in `local`, which is ascending, and whether it has one."""
+    position = np.searchsorted(local, rows.ids)
+    return position, np.append(local, np.int32(-1))[position] == rows.ids
+
+
+def _chosen(rows: Rows, position: NDArray[np.integer[Any]], keep: NDArray[np.bool_]) -> Rows:
+    """The entries that `keep` marks, renumbered."""
+    return Rows(frozen(np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)[rows.ptr]), frozen(position[keep].astype(np.int32)))
+
+
+def _sorted(rows: Rows) -> Rows:
+    row_of = np.repeat(np.arange(len(rows.ptr) - 1), np.diff(rows.ptr))
+    return Rows(rows.ptr, frozen(rows.ids[np.lexsort((rows.ids, row_of))]))
 
 
 @dataclass(frozen=True)

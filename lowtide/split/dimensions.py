@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, innermost, is_innermost
+from lowtide.ir.operators.axes import Axis, Reduced, cut_by, innermost, is_innermost
 from lowtide.ir.operators.nodes import axes_of
 from lowtide.ir.operators.views import groups
 from lowtide.ir.sizes import Size

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 from lowtide.cost.device import Device
 from lowtide.errors import CheckError
+from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.loops import Loop, is_loop
 from lowtide.rewrite.algebra.rewritings import Rewriting
-from lowtide.rewrite.factories import make_anew
-from lowtide.rewrite.losses import LOSSES, sum_losses
-from lowtide.rewrite.row_sums import add_into_sums
+from lowtide.rewrite.losses import LOSSES, add_into_sums, make_anew, sum_losses
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.judge import Judge
 from lowtide.split.loops import Loops

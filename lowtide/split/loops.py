@@ -12,8 +12,8 @@ from functools import cached_property
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
+from lowtide.ir.bodies import Loop
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.loops import Loop
 from lowtide.problems.order import OrderProblem
 from lowtide.schedule import Best, schedule
 from lowtide.split.dimensions import Dimensions

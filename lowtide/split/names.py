@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.base.units import bytes_text
+from lowtide.base.messages import bytes_text
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by
+from lowtide.ir.operators.axes import Axis, Reduced, cut_by
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import Size
-from lowtide.plan.alike import pattern
+from lowtide.plan.table import pattern
 from lowtide.split.dimensions import Dimensions
 
 _BY_RANK = {  # places in the batch, by the rank of what is given; whole numbers are tokens

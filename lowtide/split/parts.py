@@ -16,13 +16,13 @@ import sympy
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, values_of
-from lowtide.ir.operators.axes.axis import Axis, Combine, argument, of_tensor, with_arguments
+from lowtide.ir.operators.axes import Axis, Combine, argument, of_tensor, with_arguments
 from lowtide.ir.operators.names import CLONE, COPY
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.table import forms_of, row_of
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
-from lowtide.rewrite.row_sums import ROWS, can_add_rows, rows_of
+from lowtide.rewrite.losses import ROWS, can_add_rows, rows_of
 from lowtide.split.roles import Roles, Split
 
 _MERGING = {

@@ -19,8 +19,8 @@ import numpy as np
 from lowtide.cost.bodies import inner_peak_bytes, workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.memory import counted_storages, order_problem, simulate
+from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Arg, Graph, Node, Value
-from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.shapes.evaluate import sizes_at
 from lowtide.ir.shapes.points import Rewriter, sizes_of
 from lowtide.ir.sizes import Size

@@ -1,7 +1,7 @@
 """A set of nodes into a loop over parts of one dimension that runs through it (F-Trans: MAGIS, section 4.2).
 
     takes   a graph; a `Split`: nodes, and along which of its axes each is cut
-    leaves  the graph with a node of `fission.loop` in the place of the set, see `ir.loops`; its parts compute what the set does, but that
+    leaves  the graph with a node of `fission.loop` in the place of the set, see `ir.bodies`; its parts compute what the set does, but that
             sums over the dimension are taken in another order
 
 The paper's constraints: the set is connected; it is convex, so that a loop can take its place; and nothing in it is computed more than
@@ -28,10 +28,10 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from lowtide.errors import CheckError
+from lowtide.ir.bodies import Into, Loop
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.loops import Into, Loop
-from lowtide.ir.operators.axes.axis import Combine, is_innermost, merges_apart
+from lowtide.ir.operators.axes import Combine, is_innermost, merges_apart
 from lowtide.ir.operators.names import LOOP
 from lowtide.ir.operators.nodes import is_view
 from lowtide.rewrite.base import Rewritten, following

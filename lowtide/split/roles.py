@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, argument, cut_by, is_innermost
+from lowtide.ir.operators.axes import Axis, Combine, Reduced, argument, cut_by, is_innermost
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer, is_view
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import Size

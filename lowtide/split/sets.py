@@ -29,7 +29,7 @@ from typing import NoReturn
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis, Reduced, cut_by, is_innermost, merges_apart, tensor_paths
+from lowtide.ir.operators.axes import Axis, Reduced, cut_by, is_innermost, merges_apart, tensor_paths
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.sizes import Size
 from lowtide.split.dimensions import Dimensions

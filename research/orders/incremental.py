@@ -18,11 +18,10 @@ from lowtide.cost.memory import Footprint, simulate
 from lowtide.problems.order import Bytes, Ints, OrderProblem
 from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver
-from lowtide.schedule.bound import lower_bound_bytes
-from lowtide.schedule.cuts import least_need
+from lowtide.schedule.cuts import least_need, lower_bound_bytes
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.greedy import ProgramOrder
-from lowtide.schedule.interval import OrderLine
+from lowtide.schedule.repair import OrderLine
 from research.orders.carry import Carried, Moved, carry_over
 
 _REACH = 3  # each end of a window may move by one in so many of its steps to find a waist: 21 of 64, where MAGIS has 20

@@ -21,7 +21,7 @@ from lowtide.schedule.beam import Beam
 from lowtide.schedule.cuts import least_live
 from lowtide.schedule.exact.solver import Exact
 from lowtide.schedule.greedy import ReversePostOrder
-from lowtide.schedule.interval import OrderLine
+from lowtide.schedule.repair import OrderLine
 from research.orders.repeat import solve_once
 
 

@@ -22,7 +22,7 @@ from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.exact.solver import Exact
-from lowtide.schedule.interval import frozen, row_entries
+from lowtide.schedule.repair import frozen, row_entries
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.planning.limits import Memory, checked_latency
+from lowtide.planning.request import Memory, checked_latency
 from tests.api.limits import smallest_peak
 from tests.api.networks import Gpt, adamw, convnet, cross_entropy, next_token, sgd, squares, workload
 from tests.training import check

@@ -14,7 +14,7 @@ import lowtide
 from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
 from lowtide.placement.greedy import Greedy
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import check_placement
 from lowtide.problems.placement_csv import load_buffers
 from tests.placements import least_arena_bytes, problems
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.capture.ranks.exchange import buckets
+from lowtide.capture.ranks.data_parallel import buckets
 from tests.ranks import on_ranks, raised
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.ir.loops import is_loop
+from lowtide.ir.bodies import is_loop
 
 WORDS = torch.randint(0, 3000, (4, 48), generator=torch.Generator().manual_seed(0))
 

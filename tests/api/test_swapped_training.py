@@ -32,8 +32,7 @@ from lowtide.lower.python import lower
 from lowtide.plan.cost_report import CostReport
 from lowtide.plan.plan import Plan
 from lowtide.remat.write_out import rematerialise
-from lowtide.runtime.copies.host import DirectTransfers
-from lowtide.runtime.copies.streams import StreamedMemory, StreamedTransfers
+from lowtide.runtime.copies import DirectTransfers, StreamedMemory, StreamedTransfers
 from lowtide.schedule import ProgramOrder
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, sgd, workload
 from tests.peaks import memory_profile

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lowtide.capture.looks import remembered
+from lowtide.capture.real import remembered
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
 PARTS = int(os.environ.get("LOWTIDE_LOOKS_PARTS", "16"))  # one of them is tried; all operators where a bench asks for 1

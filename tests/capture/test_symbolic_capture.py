@@ -14,10 +14,9 @@ from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
-from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.conditions import all_hold
-from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.dimension import Dimension, Varying, VaryingExtent
 from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse, to_text
 

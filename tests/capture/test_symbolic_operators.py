@@ -12,8 +12,7 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError
-from lowtide.ir.extents import Varying, VaryingExtent
-from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.dimension import Dimension, Varying, VaryingExtent
 from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import to_text
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.base import folders, locks
+from lowtide.base import files, folders
 from lowtide.cost import cache
 from lowtide.cost.cache import Cache
 
@@ -24,7 +24,7 @@ CACHE = Cache("workspaces", ("torch 2", "a processor"))
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(folders, "_warned", set())
-    monkeypatch.setattr(locks, "_given_up", set())
+    monkeypatch.setattr(files, "_given_up", set())
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "new"))
     return tmp_path / "new"
 
@@ -229,8 +229,8 @@ def test_a_lock_that_another_process_keeps_is_waited_for_once_and_not_for_ever(r
     source = "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); time.sleep(1000)"
     holder = subprocess.Popen([sys.executable, "-c", source, str(CACHE.path.with_suffix(".lock"))], stdout=subprocess.PIPE)
     pauses: list[float] = []
-    monkeypatch.setattr(locks, "_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(locks.time, "sleep", lambda seconds, sleep=time.sleep: (pauses.append(seconds), sleep(seconds)))
+    monkeypatch.setattr(files, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds, sleep=time.sleep: (pauses.append(seconds), sleep(seconds)))
     try:
         holder.stdout.readline()
         with pytest.warns(RuntimeWarning, match="another process has held this lock for 0.2 seconds"):
@@ -250,18 +250,18 @@ def test_a_file_system_without_locks_does_without(monkeypatch: pytest.MonkeyPatc
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
     assert CACHE.merge({"a": 1}) == {"a": 1} == CACHE.load()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(root: Path, monkeypatch: pytest.MonkeyPatch):
     CACHE.merge({"a": 1})
-    monkeypatch.setattr(locks, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(files, "_PATIENCE_SECONDS", 0.0)
     source = """if True:
         import os, sys, time
         from pathlib import Path
-        from lowtide.base.locks import locked
+        from lowtide.base.files import locked
         with locked(Path(sys.argv[1])):
             child = os.fork()
             if not child:

@@ -13,7 +13,7 @@ from bench.models import get
 from bench.models.workload import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
-from lowtide.cost.flops import compute_dtype, node_flops, node_moved_bytes
+from lowtide.cost.device import compute_dtype, node_flops, node_moved_bytes
 from lowtide.cost.presets import PRESETS
 from lowtide.ir.graph import Kind, Node, Storage, Value
 from lowtide.ir.operators import table

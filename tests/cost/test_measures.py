@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost.grid import Grid
-from lowtide.cost.measures import Measures
+from lowtide.cost.measures import Grid, Measures
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.shapes.dimension import Dimension

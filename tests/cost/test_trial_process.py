@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tests.untrusted  # noqa: F401  (defines operators)
-from lowtide.cost.lab import spare, trials
+from lowtide.cost.lab import trial_process, trials
 from lowtide.cost.lab import trial_process as apart
 from lowtide.cost.lab.laboratory import Call, Laboratory
 from lowtide.cost.workspaces import measure_workspaces
@@ -84,7 +84,7 @@ def test_an_operator_that_nothing_importable_defines_is_unknown_and_says_so():
 
 
 def test_a_process_that_cannot_be_started_is_told_once(monkeypatch):
-    spare.end()
+    trial_process.end()
 
     def refuse(*args, **kwargs):
         raise OSError("no more processes")
@@ -97,7 +97,7 @@ def test_a_process_that_cannot_be_started_is_told_once(monkeypatch):
 
 
 def test_a_python_that_does_not_find_torch_is_told(monkeypatch, tmp_path):
-    spare.end()
+    trial_process.end()
     (tmp_path / "lowtide").mkdir()
     (tmp_path / "lowtide" / "__init__.py").write_text("raise ImportError('not this one')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -106,7 +106,7 @@ def test_a_python_that_does_not_find_torch_is_told(monkeypatch, tmp_path):
 
 
 def test_the_folder_that_one_is_in_is_no_place_to_import_from(monkeypatch, tmp_path):
-    spare.end()
+    trial_process.end()
     (tmp_path / "json.py").write_text("raise ImportError('not this one')")
     monkeypatch.chdir(tmp_path)
     assert measure_workspaces([FINE], remember=False).unknown == ()
@@ -120,13 +120,13 @@ def test_what_keeps_python_from_its_surroundings_keeps_the_process_from_them():
 
 
 def test_what_is_no_text_on_the_path_is_skipped_as_python_skips_it(monkeypatch, tmp_path):
-    spare.end()
+    trial_process.end()
     monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
     assert measure_workspaces([FINE], remember=False).unknown == ()
 
 
 def test_where_there_are_no_more_threads_the_process_ends_and_that_is_told(monkeypatch):
-    spare.end()
+    trial_process.end()
     started = []
     real = apart._started
 
@@ -146,7 +146,7 @@ def test_an_idle_process_that_no_thread_can_end_later_is_kept(monkeypatch):
 
     monkeypatch.setattr(threading.Timer, "start", refuse)
     assert measure_workspaces([FINE], remember=False).unknown == ()
-    assert len(spare._idle) == 1
+    assert len(trial_process._idle) == 1
 
 
 def test_a_process_that_keeps_ending_is_given_up(monkeypatch):
@@ -199,21 +199,21 @@ def test_what_one_operator_leaves_for_another_is_made_by_it():
 
 def test_the_idle_process_serves_the_next_and_ends_by_itself(monkeypatch):
     measure_workspaces([FINE], remember=False)
-    process = spare._idle[0][0]._process
+    process = trial_process._idle[0][0]._process
     measure_workspaces([FINE], remember=False)
-    assert spare._idle[0][0]._process is process
-    monkeypatch.setattr(spare, "IDLE_S", 0.05)
+    assert trial_process._idle[0][0]._process is process
+    monkeypatch.setattr(trial_process, "IDLE_S", 0.05)
     measure_workspaces([FINE], remember=False)
     deadline = time.monotonic() + 30
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process.poll() is not None
-    assert not spare._idle
+    assert not trial_process._idle
 
 
 def test_an_interrupt_ends_the_process_and_passes_through(monkeypatch):
     measure_workspaces([FINE], remember=False)
-    process = spare._idle[0][0]._process
+    process = trial_process._idle[0][0]._process
 
     def interrupted(self: apart.TrialProcess, request: object, limit_s: float) -> None:
         raise KeyboardInterrupt
@@ -264,7 +264,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path):
 
 def test_nothing_is_started_where_all_is_remembered(monkeypatch):
     measure_workspaces([FINE])
-    spare.end()
+    trial_process.end()
 
     def refuse(*args):
         raise AssertionError("started")

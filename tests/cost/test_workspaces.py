@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from lowtide.cost.lab import trial, trials
 from lowtide.cost.lab.operators import operator
-from lowtide.cost.lab.recipe import recipe
+from lowtide.cost.lab.recipe import recipe, signature
 from lowtide.cost.lab.trial import answer, made_ready, made_up, take_level
 from lowtide.cost.workspaces import made_bytes, measure_workspaces
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value
-from lowtide.ir.signature import signature
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
 
 CHUNK = 4096

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from bench.ago.balance import Balance, cluster_weights, histogram, of_clusters
-from lowtide.cpu.partition.algorithm import is_complex, partition, partition_of_operators, split
-from lowtide.cpu.partition.merge import merge
+from lowtide.cpu.partition import is_complex, merge, partition, partition_of_operators, split
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph
 from tests.cpu.networks import inverted_residuals, mixed

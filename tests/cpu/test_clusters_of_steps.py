@@ -18,9 +18,9 @@ from lowtide.api.machine import Machine
 from lowtide.api.running import variant
 from lowtide.cpu.build.networks import InOrder
 from lowtide.errors import CheckError, FormatError
+from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
-from lowtide.ir.regions import Region, is_by_inductor
 from lowtide.lower.python import lower
 from lowtide.regions import clusters as clusters_module
 from lowtide.regions import compilation as compiled

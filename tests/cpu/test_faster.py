@@ -13,7 +13,7 @@ import lowtide
 from lowtide.cost.cache import Cache
 from lowtide.cpu.build import comparison as faster
 from lowtide.cpu.build import networks as made
-from lowtide.ir.regions import is_region
+from lowtide.ir.bodies import is_region
 
 Measures = Callable[..., tuple[int, int]]
 

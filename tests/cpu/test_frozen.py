@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.ir.regions import is_region
+from lowtide.ir.bodies import is_region
 
 ResultSpec = tuple[nn.Module, torch.Tensor, lowtide.Step]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from lowtide.api import kernel_report as told
-from lowtide.base.units import time_text
+from lowtide.api import maker as told
+from lowtide.base.messages import time_text
 from lowtide.cpu import network
 from lowtide.cpu.blocks import with_blocks
 from lowtide.cpu.build import networks as made

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import lowtide
-from lowtide.ir.regions import is_region
+from lowtide.ir.bodies import is_region
 
 TOLERANCE = 1e-5  # of the largest value, against double precision
 

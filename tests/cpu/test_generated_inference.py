@@ -13,8 +13,8 @@ from torch import nn
 
 import lowtide
 from lowtide.cpu.build import networks as made
-from lowtide.ir.regions import is_region
-from lowtide.runtime.compiler import NativeError
+from lowtide.ir.bodies import is_region
+from lowtide.runtime.libraries import NativeError
 
 TOLERANCE = 1e-5  # of the largest value, against double precision
 

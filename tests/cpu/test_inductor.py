@@ -12,7 +12,7 @@ from torch import nn
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.ir.regions import is_by_inductor
+from lowtide.ir.bodies import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
 from lowtide.regions import compilation as compiled
 from lowtide.regions import inductor

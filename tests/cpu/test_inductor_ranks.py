@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.ir.regions import is_by_inductor
+from lowtide.ir.bodies import is_by_inductor
 from lowtide.regions import compilation as compiled
 from lowtide.regions import inductor
 from tests.ranks import on_ranks, raised

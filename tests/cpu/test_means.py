@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.ir.regions import is_region
+from lowtide.ir.bodies import is_region
 
 TOLERANCE = 1e-5  # of the largest value, against double precision
 

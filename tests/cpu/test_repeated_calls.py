@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.api.running.inference import UNLIKE
+from lowtide.api.frozen import UNLIKE
 
 WARM = 4  # calls: later ones are like the last
 

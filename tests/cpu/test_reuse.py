@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lowtide.cost.flops import node_flops
-from lowtide.cpu.partition.partition import LoopWeights
-from lowtide.cpu.partition.reuse import Reuse, reuse_of
+from lowtide.cost.device import node_flops
+from lowtide.cpu.partition import LoopWeights
+from lowtide.cpu.reform import Reuse, reuse_of
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.nodes import nest_of
 from tests.cpu.networks import Builder

@@ -16,9 +16,9 @@ from lowtide.cpu.build import networks as made
 from lowtide.cpu.build.executable import _SLACK_ELEMENTS
 from lowtide.cpu.build.library import FLAGS
 from lowtide.cpu.network import Network
+from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value
-from lowtide.ir.regions import Region, is_region
-from lowtide.runtime.compiler import compiler
+from lowtide.runtime.libraries import compiler
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O0")
 KEPT = tuple(flag for flag in FLAGS if flag not in ("-O3", "-shared", "-fPIC"))

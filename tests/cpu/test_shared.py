@@ -14,7 +14,7 @@ from lowtide.cpu.build.networks import placed
 from lowtide.cpu.codegen.text import by_columns
 from lowtide.cpu.network import StagedBody, network_of
 from lowtide.cpu.stages import Product, Windows
-from lowtide.ir.regions import Region, is_region
+from lowtide.ir.bodies import Region, is_region
 
 
 @pytest.mark.parametrize(("channels", "side", "wanted"), [((16, 32), 12, False), ((128, 256), 4, True)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowtide.cpu.build.library import FLAGS
-from lowtide.runtime.compiler import compile_library
+from lowtide.runtime.libraries import compile_library
 
 _SOURCE = """
 #include <thread>

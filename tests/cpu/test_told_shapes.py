@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lowtide.cpu.checks.shapes import check_generated
+from lowtide.cpu.checks import check_generated
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Kind, Node, Storage, Value
 

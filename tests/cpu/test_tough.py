@@ -16,8 +16,8 @@ from torch import nn
 import lowtide
 from lowtide.cpu.build import library as built
 from lowtide.cpu.build import networks as made
-from lowtide.ir.regions import is_region
-from lowtide.runtime import compiler
+from lowtide.ir.bodies import is_region
+from lowtide.runtime import libraries
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def libraries(folder: Path) -> list[Path]:
+def networks_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("network-*.so"))
 
 
@@ -88,18 +88,18 @@ def test_a_compiler_that_does_not_do_its_work(net, cold: Path, monkeypatch: pyte
     fake.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     fake.chmod(0o755)
     monkeypatch.setenv("CXX", str(fake))
-    monkeypatch.setattr(compiler, "_PATIENCE_SECONDS", 1)
+    monkeypatch.setattr(libraries, "_PATIENCE_SECONDS", 1)
     with pytest.warns(RuntimeWarning, match=f"torch's operators run: .*{said}"):
         step = lowtide.optimize(model, (x,), exact=False)
     with torch.no_grad():
         assert torch.equal(step(x), model(x))
-    assert not libraries(cold)
+    assert not networks_in(cold)
 
 
 def test_a_damaged_library_is_built_again(net, cold: Path) -> None:
     model, x, before = net
     lowtide.optimize(model, (x,), exact=False)
-    (library,) = libraries(cold)
+    (library,) = networks_in(cold)
     library.write_bytes(library.read_bytes()[:1000])
     made._built.cache_clear()
     step = lowtide.optimize(model, (x,), exact=False)
@@ -115,14 +115,14 @@ def test_two_processes_build_at_once(tmp_path: Path) -> None:
     environment = os.environ | {"LOWTIDE_CACHE": str(tmp_path)}
     both = [subprocess.Popen([sys.executable, "-c", _BUILDS], env=environment) for _ in range(2)]
     assert [each.wait(timeout=300) for each in both] == [0, 0]
-    assert len(libraries(tmp_path)) == 1
+    assert len(networks_in(tmp_path)) == 1
 
 
 def test_another_machine_builds_its_own(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built.network(_SOURCE)
     monkeypatch.setattr(built, "processor", lambda: "flags: of another machine")
     built.network(_SOURCE)
-    assert len(libraries(cold)) == 2
+    assert len(networks_in(cold)) == 2
 
 
 def test_a_source_compiled_in_parts_is_the_same_network(net, cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import lowtide
 from lowtide.cpu.build import networks as made
-from lowtide.ir.regions import Region, is_region
+from lowtide.ir.bodies import Region, is_region
 
 
 @pytest.fixture

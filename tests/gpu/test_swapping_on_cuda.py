@@ -15,8 +15,7 @@ from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import machine
 from lowtide.cost.profiler import measure_memory
-from lowtide.runtime.copies.host import host_memory
-from lowtide.runtime.copies.streams import StreamedMemory
+from lowtide.runtime.copies import StreamedMemory, host_memory
 from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL
 from tests.swapping import random_sequence, swapping

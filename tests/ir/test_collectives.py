@@ -8,8 +8,8 @@ import pytest
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import Verdict, check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.collectives.rows import GATHER, WAIT, WAIT_APART
 from lowtide.ir.operators.nodes import repeatable
+from lowtide.ir.operators.own import GATHER, WAIT, WAIT_APART
 from lowtide.remat.offload import bases
 from tests.graphs import array
 

@@ -9,10 +9,10 @@ import torch
 from torch import optim
 
 from lowtide.errors import CheckError
+from lowtide.ir.bodies import is_loop
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.check.verdict import Verdict
 from lowtide.ir.graph import Graph, Kind, Node, Storage
-from lowtide.ir.loops import is_loop
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.rewrite.base import replace_nodes
 from tests.loops import captured, made, nodes_of

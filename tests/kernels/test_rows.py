@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.kernels import rows
+from lowtide.kernels import parts
 
 
 @given(st.lists(st.integers(0, 19), max_size=30), st.integers(0, 19), st.integers(1, 20), st.sampled_from([torch.int32, torch.int64]))
@@ -27,6 +27,6 @@ def test_where_nothing_may_wait_what_is_left_out_adds_zeros(dtype, monkeypatch):
 
     index, added = torch.tensor([3, 0, 7, 3]), torch.randn(4, 2).to(dtype)
     monkeypatch.setattr(torch.Tensor, "device", Elsewhere())
-    place, given_rows = rows._at_hand(torch.arange(2, 5), index, added)
+    place, given_rows = parts._at_hand(torch.arange(2, 5), index, added)
     assert place.tolist() == [1, 0, 2, 1]
     assert torch.equal(given_rows, torch.stack([added[0], torch.zeros(2, dtype=dtype), torch.zeros(2, dtype=dtype), added[3]]))

@@ -15,10 +15,9 @@ from lowtide.cost.profiler import measure_memory
 from lowtide.lower.python import lower, positions
 from lowtide.plan.plan import Plan
 from lowtide.plan.promises import untrue_promise
-from lowtide.planning.final_check import checked as checked_plan
+from lowtide.planning.order_plans import checked as checked_plan
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.factories import make_anew
-from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.losses import make_anew, sum_losses
 from lowtide.runtime.program import Program
 from lowtide.split.loops import with_ordered_body
 from tests.loops import captured, made, nodes_of, planned

@@ -19,7 +19,7 @@ from lowtide.ir.text.graph_text import parse
 from lowtide.lower.python import lower, positions
 from lowtide.remat.entries import Codes
 from lowtide.remat.write_out import rematerialise
-from lowtide.runtime.copies.host import DirectMemory
+from lowtide.runtime.copies import DirectMemory
 from lowtide.runtime.program import Program
 from tests.lower.bare_plans import plan
 from tests.lower.ranged_graphs import DIMENSIONS, Decided, ranged_graphs

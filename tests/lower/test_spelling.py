@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.cost.lab.operators import operator
 from lowtide.ir.graph import Atom, Kind, Value
-from lowtide.lower import spelling
+from lowtide.lower import statements
 from lowtide.lower.statements import call, text_of
 from tests.lower.bare_plans import tensor
 
@@ -81,7 +81,7 @@ ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {  # all others take as many tenso
     "_log_softmax_backward_data.default": [(A, B, 1, torch.float32)],
     "_softmax_backward_data.default": [(A, B, 1, torch.float32)],
 }
-FORMS = sorted(spelling.SPELLED)
+FORMS = sorted(statements.SPELLED)
 
 
 class _Calls(TorchDispatchMode):

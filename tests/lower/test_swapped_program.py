@@ -9,7 +9,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.graph import Kind, Node
 from lowtide.lower.python import lower
 from lowtide.remat.write_out import rematerialise
-from lowtide.runtime.copies.host import DirectMemory
+from lowtide.runtime.copies import DirectMemory
 from lowtide.runtime.program import Program
 from tests.lower.bare_plans import plan, tensor
 from tests.small_graph import DROP, GRAPH, LOAD, STORE

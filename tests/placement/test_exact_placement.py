@@ -11,8 +11,7 @@ from lowtide.placement.exact.placer import Exact
 from lowtide.placement.exact.question import CapacityQuestion, Switches
 from lowtide.placement.exact.search import NO
 from lowtide.placement.exact.sections import cut
-from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import PlaceProblem, check_placement
 from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems
 

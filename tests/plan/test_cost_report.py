@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from lowtide.base.units import op_text, time_text
+from lowtide.base.messages import op_text, time_text
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.plan.alike import alike, pattern
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan, Provenance
-from lowtide.plan.snapshot import LiveTensor, Snapshot, specs_by_name
+from lowtide.plan.snapshot import LiveTensor, Snapshot, source_text, specs_by_name
 from lowtide.plan.summary import eviction_lines, snapshot_lines
-from lowtide.plan.where import source_text
+from lowtide.plan.table import alike, pattern
 from tests.peaks import memory_profile
 
 BLOCKS = 20

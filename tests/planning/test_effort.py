@@ -10,9 +10,8 @@ from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.effort import Effort, sweeps_of
 from lowtide.planning.planner import Planner
-from lowtide.planning.request import Budget
+from lowtide.planning.request import Budget, Effort, sweeps_of
 from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep.search import Sweep, _SweepSearch
 from tests.graphs import array, compute

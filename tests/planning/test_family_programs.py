@@ -18,17 +18,16 @@ from lowtide.cost.measures import Measures
 from lowtide.cost.memory import order_problem
 from lowtide.cost.presets import preset
 from lowtide.cost.workspaces import measure_workspaces
-from lowtide.ir.extents import Varying, VaryingExtent
 from lowtide.ir.graph import Value
-from lowtide.ir.shapes.dimension import Dimension
+from lowtide.ir.shapes.dimension import Dimension, Varying, VaryingExtent
 from lowtide.ir.shapes.points import at
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.request import Budget
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.planner import RangePlanner
+from lowtide.ranges.points import sample_points
 from lowtide.runtime.program import Program
-from lowtide.schedule.points import sample_points
 from tests.planned import plan
 from tests.planning.networks import REQUEST
 

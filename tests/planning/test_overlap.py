@@ -8,22 +8,21 @@ from torch import nn
 
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.ranks import wholes
-from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.data_parallel import Ranks
 from lowtide.capture.trace import CapturedStep, Given
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Kind
-from lowtide.ir.operators.collectives.nodes import begins_collective, is_collective, loads_parts
+from lowtide.ir.operators.nodes import begins_collective, is_collective, loads_parts
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.exchange.overlap import overlapped
-from lowtide.planning.final_check import checked
+from lowtide.planning.exchange import holding, overlapped
+from lowtide.planning.order_plans import checked
 from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Request
 from lowtide.remat.cost import price_of
-from lowtide.runtime.ranks.parameters import lay_out
+from lowtide.runtime.ranks import lay_out
 from lowtide.schedule import Auto
-from lowtide.schedule.overlap import holding
 from tests.planned import PROVENANCE, plan
 
 

@@ -8,8 +8,7 @@ import pytest
 from lowtide.cost.presets import preset
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
-from lowtide.planning.progress import Progress
-from lowtide.planning.request import Budget
+from lowtide.planning.request import Budget, Progress
 from lowtide.remat.sweep.search import Sweep
 from tests.planning.networks import REQUEST, network
 

@@ -12,8 +12,7 @@ from lowtide.plan.plan import CostReport, Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, specs_by_name
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.impossible import needs_bytes
-from lowtide.planning.refusal import refusal
+from lowtide.planning.refusal import needs_bytes, refusal
 from lowtide.planning.request import Budget
 from lowtide.remat.cost import cost_of
 from lowtide.remat.sweep.search import Sweep

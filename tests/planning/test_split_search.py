@@ -12,11 +12,11 @@ from torch import optim
 from torch.nn import functional as F
 
 from lowtide.cost.presets import preset
+from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Kind
-from lowtide.ir.loops import Loop, is_loop
 from lowtide.ir.text.graph_text import to_text
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.splits import found_like, split_as
+from lowtide.planning.replan import found_like, split_as
 from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import MeasuredGraph, found_graphs, loss_in_parts, prepared, worth_parting
 from lowtide.split.judge import Judge

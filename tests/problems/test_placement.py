@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError, FormatError
-from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import FREE, PlaceProblem, check_placement
 from tests.placements import least_arena_bytes, problems
 
 THREE = PlaceProblem.of([4, 4, 8], [0, 2, 1], [2, 4, 3], names=["a", "b", "c"])  # a and b never meet

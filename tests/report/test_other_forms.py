@@ -18,7 +18,7 @@ from lowtide.plan.plan import Plan
 from lowtide.remat.entries import Codes
 from lowtide.remat.offload import movable_storages
 from lowtide.remat.write_out import rematerialise
-from lowtide.report import memory_viz, save, save_picture
+from lowtide.report import exports, save, save_picture
 from tests.graphs import graphs
 from tests.planned import chain, plan_of
 
@@ -49,7 +49,7 @@ def played(snapshot: dict[str, Any]) -> dict[int, int]:
 @given(graphs())
 def test_a_snapshot_is_what_an_allocator_would_see(graph: Graph) -> None:
     plan = plan_of(graph)
-    snapshot = memory_viz(plan)
+    snapshot = exports.memory_viz(plan)
     alive = played(snapshot)
     (segment,) = snapshot["segments"]
     blocks = segment["blocks"]

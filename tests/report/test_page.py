@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from lowtide.base.units import bytes_text
+from lowtide.base.messages import bytes_text
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Plan
 from lowtide.report import page, save

@@ -14,8 +14,7 @@ from lowtide.placement.base import placed
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
-from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import PlaceProblem, check_placement
 from lowtide.problems.status import Status
 from lowtide.schedule import Exact, ProgramOrder
 from research.buffers import order_buffers

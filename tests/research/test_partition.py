@@ -11,7 +11,7 @@ from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import ReadyList, ReversePostOrder, Schedule
 from lowtide.schedule.beam import Beam
-from lowtide.schedule.interval import OrderLine
+from lowtide.schedule.repair import OrderLine
 from research.orders.partition import AtWaists, Partitioned, waists
 from research.orders.repeat import form_of, solve_once
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from lowtide.placement import Placer
 from lowtide.placement.base import Placement, placed
-from lowtide.placement.bound import arena_bound_bytes
-from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.placement.strip import arena_bound_bytes
+from lowtide.problems.placement import FREE, PlaceProblem, check_placement
 from lowtide.problems.placement_csv import load_buffers
 from lowtide.problems.status import Status
 from research.addresses import common as reference

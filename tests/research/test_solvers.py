@@ -38,7 +38,7 @@ def test_without_ortools_they_say_what_to_install(run: Callable[[], object], mon
 def test_ortools_is_imported_only_when_one_runs() -> None:
     program = """
 import sys
-from lowtide.placement.bound import arena_bound_bytes
+from lowtide.placement.strip import arena_bound_bytes
 from research.addresses.cp_sat import Rectangles
 from research.addresses.ilp import Addresses
 from research.orders.cp_sat import Intervals

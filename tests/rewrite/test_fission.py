@@ -13,13 +13,11 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 from lowtide.errors import CheckError
+from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph
-from lowtide.ir.loops import Loop, is_loop
-from lowtide.ir.operators.axes.axis import cut_by, is_innermost
+from lowtide.ir.operators.axes import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.factories import make_anew
-from lowtide.rewrite.losses import sum_losses
-from lowtide.rewrite.row_sums import add_into_sums
+from lowtide.rewrite.losses import add_into_sums, make_anew, sum_losses
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.roles import Split
 from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around

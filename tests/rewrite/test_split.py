@@ -10,7 +10,7 @@ import lowtide
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.rewrite.base import replace_nodes
-from lowtide.rewrite.split import split_results
+from lowtide.rewrite.results import split_results
 
 
 def _value(name, kind=Kind.ACTIVATION, numel=4):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowtide.runtime import heap
+from lowtide.api import frozen
 
 
 def resident_bytes() -> int:
@@ -22,13 +22,13 @@ def test_what_is_free_is_given_back() -> None:
     last = torch.ones(2**14)  # the heap cannot shrink by itself
     del blocks
     before = resident_bytes()
-    heap.give_back()
+    frozen.give_back()
     assert resident_bytes() < before - 2**24
     assert last.sum() == 2**14
 
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[None] = []
-    monkeypatch.setattr(heap, "_trim", lambda: asked.append(None))
-    heap.give_back()
+    monkeypatch.setattr(frozen, "_trim", lambda: asked.append(None))
+    frozen.give_back()
     assert asked == [None]

@@ -8,10 +8,8 @@ import gc
 import pytest
 import torch
 
-from lowtide.runtime.copies import host
-from lowtide.runtime.copies.host import DirectMemory, host_memory
-from lowtide.runtime.copies.streams import CudaStreams, StreamedMemory
-from lowtide.runtime.copies.transfers import TensorLayout
+from lowtide.runtime import copies
+from lowtide.runtime.copies import CudaStreams, DirectMemory, StreamedMemory, TensorLayout, host_memory
 from tests.swapping import LateStreams
 
 
@@ -201,7 +199,7 @@ def test_programs_on_a_cuda_device_share_its_host_memory():
     assert isinstance(host_memory("cpu"), DirectMemory)
     del one
     gc.collect()
-    assert "cuda:1" not in host._known
+    assert "cuda:1" not in copies._known
 
 
 def test_what_is_asked_of_cuda(monkeypatch):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from lowtide.base import folders
-from lowtide.runtime import compiler as compiler_module
 from lowtide.runtime import libraries
+from lowtide.runtime import libraries as compiler_module
 from lowtide.runtime.arena import native
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planned allocator is for Linux")

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from lowtide.runtime.ranks.peers import Peers
+from lowtide.runtime.ranks import Peers
 from tests.ranks import on_ranks, raised
 
 LIMIT_S, HANGS_S = 3, 9

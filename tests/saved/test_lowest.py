@@ -6,8 +6,7 @@ from hypothesis import given, settings
 
 from lowtide.cpu.build import region as holding
 from lowtide.cpu.build.region import lowest
-from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import PlaceProblem, check_placement
 from tests.placements import problems
 
 

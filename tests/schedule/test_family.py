@@ -19,8 +19,8 @@ from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.problems.status import Status
 from lowtide.ranges.orders import fewest, one_by_one
+from lowtide.ranges.points import sample_points
 from lowtide.schedule.auto import schedule
-from lowtide.schedule.points import sample_points
 from tests.listing import listing
 from tests.problems import same
 from tests.ranges import points

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from lowtide.cost.memory import simulate
 from lowtide.schedule import ProgramOrder, ReadyList
-from lowtide.schedule.interval import OrderLine
+from lowtide.schedule.repair import OrderLine
 from tests.problems import Case, cases, unhurried
 
 

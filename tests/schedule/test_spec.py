@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.base.spec import named
+from lowtide.base.solver_text import named
 from lowtide.cli.solvers import SOLVERS, parse_solver
 from lowtide.errors import FormatError
 from lowtide.problems.order import OrderProblem

@@ -13,8 +13,7 @@ from bench import torchvision_shim
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.trace import Given
 from lowtide.ir.graph import Graph, Kind, Value
-from lowtide.rewrite.factories import make_anew
-from lowtide.rewrite.losses import sum_losses
+from lowtide.rewrite.losses import make_anew, sum_losses
 from lowtide.split.dimensions import Dimensions, cut_by
 from lowtide.split.names import ComponentTable
 from lowtide.split.sets import SplitRegion

@@ -3,7 +3,7 @@
 import pytest
 
 from lowtide.errors import CheckError
-from lowtide.ir.operators.axes.axis import Axis
+from lowtide.ir.operators.axes import Axis
 from lowtide.split.sets import FissionTree, SplitRegion
 
 _AXIS = Axis(8, (), ())

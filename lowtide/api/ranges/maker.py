@@ -17,24 +17,22 @@ import torch
 
 from lowtide.api.captures import Captures
 from lowtide.api.maker import Family, PlanningSettings, StepMaker
-from lowtide.api.ranges.guess import Seen, guessed, shapes_of
-from lowtide.api.ranges.notation import fixed_beside
+from lowtide.api.ranges.notation import Seen, fixed_beside, guessed, shapes_of
 from lowtide.api.ranges.region import LimitedRange, RangePart, bounded, in_steps, narrowed, what_on
-from lowtide.api.ranges.samples import largest
 from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
+from lowtide.capture.batches import largest
 from lowtide.capture.data.facts import Facts
-from lowtide.capture.sizes.strides import is_dense
+from lowtide.capture.sizes.probes import is_dense
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
-from lowtide.ir.extents import FIXED, Varying
-from lowtide.ir.shapes.dimension import Dimensions
+from lowtide.ir.shapes.dimension import FIXED, Dimensions, Varying
 from lowtide.plan.plan import Plan
-from lowtide.planning.limits import Limit, Memory
 from lowtide.planning.planner import Planner
+from lowtide.planning.request import Limit, Memory
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.ranges.range_json import WrittenRange
 from lowtide.ranges.save import part_for, refuse_other, written_range

@@ -16,15 +16,13 @@ from lowtide.cost.measures import Measures
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CaptureError
-from lowtide.ir.eager_storages import NOTHING_HELD
-from lowtide.ir.graph import Graph, Node
+from lowtide.ir.graph import NOTHING_HELD, Graph, Node
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.points import AtPoint, at_points
 from lowtide.planning.candidate import equal_graphs
 from lowtide.ranges.candidate import Ranged
-from lowtide.ranges.points import largest, smallest
+from lowtide.ranges.points import Point, largest, sample_points, smallest
 from lowtide.rewrite.algebra.rewritings import cost_of_applied, over_dimensions
-from lowtide.schedule.points import Point, sample_points
 
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
 

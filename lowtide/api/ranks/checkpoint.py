@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from lowtide.errors import FormatError
-from lowtide.runtime.ranks.peers import Peers, SinglePeer
+from lowtide.runtime.ranks import Peers, SinglePeer
 
 _GROUPS = "optimizer_groups"
 _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})  # of torch's optimizers: numbers also where the parameter has no dimension

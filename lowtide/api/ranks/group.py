@@ -1,10 +1,14 @@
-"""What is given to `optimize` for several processes, checked: which of them train together, and the module that they train."""
+"""What is given to `optimize` for several processes, checked: which of them train together, on which module; one plan for all of them.
+
+Rank 0 makes the plan, the others put it on what they have captured themselves.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +18,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lowtide.capture.ranks.data_parallel import group_of, module_of, ranks_of
-from lowtide.capture.ranks.ranks import Ranks
-from lowtide.errors import CaptureError
+from lowtide.capture.ranks.data_parallel import Ranks, group_of, module_of, ranks_of
+from lowtide.capture.trace import CapturedStep
+from lowtide.errors import CaptureError, FormatError
+from lowtide.ir.graph import Graph
+from lowtide.ir.text.graph_text import to_text
 from lowtide.kernels.parts import WHOLE_OF
-from lowtide.runtime.ranks.parameters import fill, lay_out, put_back
-from lowtide.runtime.ranks.peers import ALONE, Peers, SinglePeer, peer_failure_as_step_error
+from lowtide.plan.plan import Plan
+from lowtide.runtime.ranks import ALONE, Peers, SinglePeer, fill, lay_out, peer_failure_as_step_error, put_back
 
 _INSTEAD = (
     "give the plain module, before it is sharded, with lowtide.Parallel(group=..., shard=...), which says what is in shards; a limit "
@@ -126,3 +132,42 @@ def _check_sharded(model: nn.Module) -> None:
         raise CaptureError(
             f"{name} is a DTensor, spread over devices by fully_shard or parallelize_module, which a step cannot hold: {_INSTEAD}"
         )
+
+
+_GPU = re.compile(r"cuda:\d+")
+
+
+def compare_programs(peers: SinglePeer, captured: Sequence[CapturedStep]) -> None:
+    """Raises CaptureError on all ranks, naming what they read differently or the first operator that differs, unless all have the same."""
+    if peers.several:
+        read = [each.told for one in captured for each in one.readings]
+        peers.compare([_GPU.sub("cuda", to_text(one.graph, sources=False)) for one in captured], read)
+
+
+def agreed_plans(
+    peers: SinglePeer, make: Callable[[], list[Plan]], graphs: Sequence[Graph], put: Callable[[int, Plan], Plan]
+) -> list[Plan]:
+    """What `make` gives on rank 0; elsewhere each of these as `put` puts it on the graph of this number, which was captured there.
+
+    Raises on all ranks what one of them raises.
+    """
+    if not peers.several:
+        return make()
+    made: list[Plan] = []
+
+    def as_text() -> str:
+        made.extend(make())
+        return made[-1].to_json()
+
+    text = peers.from_leader(as_text)
+    return peers.together(lambda: made or [put(number, plan) for number, plan in enumerate(_read(text, graphs))])
+
+
+def _read(text: str, graphs: Sequence[Graph]) -> list[Plan]:
+    """Rank 0's plans, as they are for this rank's graphs, which differ from its own in the number of the GPU alone."""
+    device = next((value.storage.device for graph in graphs for value in graph.inputs if value.storage.device.startswith("cuda")), "")
+    last = Plan.from_json(_GPU.sub(device, text) if device else text)
+    plans = [*last.first_steps, last]
+    if len(plans) != len(graphs):
+        raise FormatError(f"expected as many plans as programs, got {len(plans)} for {len(graphs)}")
+    return plans

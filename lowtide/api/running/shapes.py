@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.runtime.batch import NewShapeError, Shape
 
 S = TypeVar("S")

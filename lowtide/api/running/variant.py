@@ -9,26 +9,78 @@ from typing import Any
 
 import torch
 
-from lowtide.api.running.harm import tell_harm
-from lowtide.api.running.inference import Inference
+from lowtide.api.frozen import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import CapturedStep
 from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.build.networks import runners
 from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
-from lowtide.ir.slots import Slot
-from lowtide.lower.python import lower
+from lowtide.ir.graph import Kind, Node, Slot, Storage
+from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.lower.python import lower, positions
 from lowtide.lower.transfers import swaps
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
 from lowtide.regions.compilation import compiled_runners
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
-from lowtide.runtime.copies.host import host_memory
+from lowtide.runtime.copies import host_memory
 from lowtide.runtime.program import Program
-from lowtide.runtime.unchanged.premises import Premises
-from lowtide.runtime.unchanged.settings import SettingsCheck
+from lowtide.runtime.ranks import UNANSWERED
+from lowtide.runtime.unchanged.premises import Premises, SettingsCheck
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a step has written of what it trains, before the node that failed."""
+
+    updated: int  # parameters
+    trained: int  # parameters that a whole step updates
+    touched: bool  # whether any parameter or optimizer state was written
+    node: Node
+
+    @classmethod
+    def of(cls, plan: Decision, position: int) -> Harm:
+        """Of a step whose node at `position` of the order has failed."""
+        nodes = [plan.graph.nodes[index] for index in plan.order]
+        done = _written(nodes[:position])
+        whole = [storage for storage in _written(nodes) if storage.kind is Kind.PARAMETER]
+        return cls(sum(storage in done for storage in whole), len(whole), bool(done), nodes[position])
+
+    def __str__(self) -> str:
+        source = self.node.source
+        where = f" ({source.file}:{source.line})" if source is not None else ""
+        return (
+            f"the step failed in {self.node.op}{where}, after its loss: {self.updated} of {self.trained} parameters were updated, "
+            "and the optimizer's state of some; go on from a checkpoint"
+        )
+
+
+def tell_harm(error: BaseException, plan: Decision, program: Program) -> None:
+    """Raise StepError from `error` where the run that it ended has begun to update; an interrupt is told by a note instead.
+
+    Returns where nothing was updated: then the error tells all.
+    """
+    line = program.line_of(error)
+    position = positions(plan)[line - 1] if line else -1
+    if not 0 <= position < len(plan.order):
+        return
+    harm = Harm.of(plan, position)
+    if not harm.touched:
+        if is_collective(harm.node) and isinstance(error, RuntimeError):
+            raise StepError(f"{UNANSWERED}. No parameter was updated in this step. What failed: {error}") from error
+        return
+    if isinstance(error, Exception):
+        raise StepError(f"{harm}. What failed: {type(error).__name__}: {error}") from error
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(str(harm))
+
+
+def _written(nodes: list[Node]) -> set[Storage]:
+    """The parameters and optimizer state that these nodes write; a copy to the host and back is no change."""
+    writes = (before.storage for node in nodes if not is_transfer(node) for before, _ in node.writes)
+    return {storage for storage in writes if storage.kind in (Kind.PARAMETER, Kind.STATE)}
 
 
 @dataclass(frozen=True)

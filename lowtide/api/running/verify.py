@@ -1,4 +1,6 @@
-"""How far a step's numbers are from eager's, beside how far eager's are from the right ones.
+"""What a step answers of itself: what one run of it took, and how far its numbers are from eager's.
+
+This stands beside how far eager's numbers are from the right ones.
 
 Three programs run on copies of what the caller holds, so that nothing of it changes: the captured one, which is eager's to the last bit;
 the step's own; and the captured one in double precision, given the random numbers that eager drew. A result that rounds otherwise is as
@@ -20,6 +22,21 @@ from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import is_random
 from lowtide.lower.python import lower
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What one step took, as the allocator counts; each number means what the plan's of the same name does."""
+
+    peak_bytes: int  # with what is resident
+    resident_bytes: int  # of it what the caller holds throughout: parameters, buffers, optimizer state, the batch
+    end_bytes: int  # what the step left, with its results, beside what was there
+
+    @property
+    def above_bytes(self) -> int:
+        """The peak above what is resident."""
+        return self.peak_bytes - self.resident_bytes
+
 
 _NARROW = ("float16", "bfloat16", "float32")
 _SHOWN = 8  # gradients

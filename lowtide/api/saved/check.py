@@ -13,15 +13,134 @@ What torch makes between regions is compared with the graph when the function is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from math import prod
 
-from lowtide.api.saved.operators import check_call, check_value, check_view
-from lowtide.cpu.checks.regions import check_region, following, is_constant
-from lowtide.errors import CheckError, FormatError
+import sympy
+import torch
+
+from lowtide.cost.lab.operators import argument, of_torch, operator
+from lowtide.cpu.checks import check_region, following, is_constant, shapes_of
+from lowtide.cpu.known import ATTENTION, NORMS, name_of
+from lowtide.errors import CheckError, FormatError, of_kind
+from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.check.graph_check import check_graph, check_order
-from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import check_operators, is_view
-from lowtide.ir.regions import Region, is_by_inductor, is_region
+from lowtide.ir.result_specs import same_strides
+from lowtide.ir.sizes import ITEM_BYTES
+
+# Beside torch's core and what is element by element: names that stand for several of these, and what only torch calls but looks at itself.
+_ALSO = frozenset({
+    "t", "detach", "unbind", "split", "split_with_sizes", "reshape", "contiguous", "stack", "roll", "tril", "triu", "square", "matmul",
+    "linear", "baddbmm", "ones_like", "zeros_like", "new_full", "new_zeros", "new_ones", "zeros", "ones", "eye", "linspace", "masked_fill",
+    "lift_fresh_copy", "lift_fresh", "unfold", "pixel_shuffle", "channel_shuffle", "bucketize", "logsumexp", "std", "std_mean", "var_mean",
+    "aminmax", "glu", "movedim", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "expand_as", "view_as", "type_as",
+    "flip", "arange", "hardswish", "index", "native_group_norm", "linalg_vector_norm",
+    "_unsafe_view", "_reshape_alias", "_to_copy", "_softmax", "_safe_softmax", "_log_softmax", "_adaptive_avg_pool2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", *NORMS, ATTENTION,
+})  # fmt: skip
+_NOT = ("empty", "new_empty", "sym_", "equal")  # what is no tensor, or holds what lay in memory before
+_TRUSTING = (*NORMS, ATTENTION, "native_group_norm")
+_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def check_call(node: Node) -> None:
+    """Whether a node may be run by torch. Raises FormatError that names its operator.
+
+    What is said of its arguments must be true: who runs it looks at them.
+    """
+    _check_operator(node)
+    for arg in _each((*node.args, *(arg for _, arg in node.kwargs))):
+        _check_argument(arg, node.op)
+    if name_of(node) in _TRUSTING:
+        _check_shape(node)
+
+
+def _check_operator(node: Node) -> None:
+    library, base, *_ = node.op.split(".")
+    found = operator(node.op)
+    plain = isinstance(found, type(torch.ops.aten.add.Tensor)) and library == "aten" and not found._schema.is_mutable
+    tags = {*found.tags} if plain else set()
+    varies = torch.Tag.dynamic_output_shape in tags and not (base == "index" and _selects_places(node))
+    if not plain or varies or not _is_known(base, tags):
+        raise FormatError(f"{node.op}: expected an operator that only computes, with results of one shape, got one of another kind")
+
+
+def _is_known(base: str, tags: set[torch.Tag]) -> bool:
+    if base.startswith(_NOT) or base.endswith("_backward"):
+        return False
+    return base in _ALSO or (not base.startswith("_") and bool({torch.Tag.core, torch.Tag.pointwise} & tags))
+
+
+def _selects_places(node: Node) -> bool:
+    """Whether a lookup is by numbers of places, not by which of them are true."""
+    return all(value.dtype not in ("bool", "uint8") for value in {*node.inputs} - {node.args[0]})
+
+
+def _each(args: tuple[Arg, ...]) -> Iterator[Arg]:
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _each(arg)
+        else:
+            yield arg
+
+
+def _check_argument(arg: Arg, op: str) -> None:
+    if isinstance(arg, sympy.Expr):
+        raise FormatError(f"{op}: expected sizes that are numbers, got {arg}")
+    if not isinstance(arg, Atom):
+        return
+    right = arg.name == "cpu" if arg.kind == "device" else isinstance(of_torch(arg.name), _KINDS.get(arg.kind, ()))
+    if not right or arg.name in ("sparse_coo", "sparse_csr"):
+        raise FormatError(f"{op}: expected a CPU, a dtype, a layout or a memory format, got {arg.kind} {arg.name!r}")
+
+
+def _check_shape(node: Node) -> None:
+    """Of operators whose arguments torch looks at before, where they are called from above."""
+    try:
+        _check_groups(node) if name_of(node) == "native_group_norm" else shapes_of(node)
+    except (ValueError, TypeError, IndexError, CheckError) as error:
+        raise FormatError(f"{node.op}: expected arguments as torch takes them, got others ({error})") from error
+
+
+def _check_groups(node: Node) -> None:
+    a, gamma, beta, *said, groups, _ = node.args
+    a = of_kind(Value, a)
+    n, channels, *rest = a.shape
+    vectors = [each.shape for each in (gamma, beta) if isinstance(each, Value)]
+    right = said == [n, channels, prod(int(size) for size in rest)] and isinstance(groups, int) and groups > 0 == int(channels) % groups
+    if not right or any(each != (channels,) for each in vectors):
+        raise FormatError(f"{node.op}: expected norms of groups of an image's channels")
+
+
+def check_view(node: Node) -> None:
+    """Whether what a view's node gives lies as torch says, without any memory. Raises FormatError."""
+    known: dict[Value, torch.Tensor] = {value: _without_memory(value) for value in node.inputs}
+    called = operator(node.op)
+    try:
+        found = called(*(argument(arg, known) for arg in node.args), **{key: argument(arg, known) for key, arg in node.kwargs})
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
+    for value, made in zip(node.outputs, found if isinstance(found, (list, tuple)) else (found,), strict=False):
+        if value is None:
+            continue
+        lies = made.storage_offset() == value.offset and same_strides(tuple(made.shape), made.stride(), value.stride)
+        if tuple(made.shape) != value.shape or not lies:
+            there = f"shape {tuple(made.shape)}, strides {made.stride()}, offset {made.storage_offset()}"
+            raise FormatError(f"{node.op}: expected {there}, got {value.name} of {value.shape}, {value.stride}, {value.offset}")
+
+
+def _without_memory(value: Value) -> torch.Tensor:
+    whole = torch.empty(value.storage.nbytes // ITEM_BYTES[value.dtype], dtype=of_torch(value.dtype), device="meta")
+    return whole.as_strided(value.shape, value.stride, value.offset)
+
+
+def check_value(value: Value) -> None:
+    """Whether a tensor of such a look can be. Raises FormatError."""
+    sizes = (*value.shape, *value.stride, value.offset, value.storage.nbytes)
+    if value.dtype == "scalar" or value.storage.device != "cpu" or not all(type(size) is int for size in sizes):
+        raise FormatError(f"{value.name}: expected a tensor on a CPU with sizes that are numbers")
 
 
 def check(graph: Graph, order: Sequence[int], stored: Collection[Value]) -> None:

@@ -13,21 +13,20 @@ from torch import Tensor
 
 from lowtide.api.frozen import Frozen
 from lowtide.api.saved import archive
+from lowtide.api.saved.archive import Result, result_of
 from lowtide.api.saved.check import check
-from lowtide.api.saved.results import Result, result_of
 from lowtide.base import fields
 from lowtide.cpu.build.executable import LoadedNetwork
 from lowtide.cpu.build.region import held, placing_as
 from lowtide.cpu.network import Placing
 from lowtide.errors import CheckError, FormatError, StepError
-from lowtide.ir.graph import Graph, Value
-from lowtide.ir.regions import Region, is_region
-from lowtide.ir.slots import Slot
+from lowtide.ir.bodies import Region, is_region
+from lowtide.ir.graph import Graph, Slot, Value
 from lowtide.ir.text.graph_text import parse
-from lowtide.lower.constants import WithoutConstants
 from lowtide.lower.interpreter import looked_at, watched
+from lowtide.lower.python import WithoutConstants
 from lowtide.runtime.batch import BatchSpec
-from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
 _MOST_BYTES = 2**40  # of an arena

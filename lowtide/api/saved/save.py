@@ -1,4 +1,4 @@
-"""Writes an inference function to a file, as `loading` reads it."""
+"""Writes an inference function to a file, as `load` reads it; before that it is frozen: made of what a step runs, without the model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,35 @@ from typing import Any
 
 import torch
 
+from lowtide.api.frozen import Frozen
 from lowtide.api.running.variant import Variant
 from lowtide.api.saved import archive
+from lowtide.api.saved.archive import said_of
 from lowtide.api.saved.check import check
-from lowtide.api.saved.freeze import check_can_be_frozen
-from lowtide.api.saved.results import said_of
 from lowtide.base.release import VERSION
 from lowtide.cpu.build.networks import placements
 from lowtide.errors import BatchError, FormatError, StepError
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import to_text
 from lowtide.runtime.batch import BatchSpec
+
+
+def freeze(variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> Frozen:
+    """A variant on what it ran on last. Raises StepError for one that cannot be frozen."""
+    check_can_be_frozen(variant)
+    return Frozen(variant, batch, inputs, {name: network.frozen() for name, network in variant.networks.items()})
+
+
+def check_can_be_frozen(variant: Variant) -> None:
+    """Raise StepError for what is no inference by generated kernels alone."""
+    if not (variant.is_generated and variant.leaves_only_its_result):
+        raise StepError(_REFUSED)
+
+
+_REFUSED = (
+    "frozen: expected an inference function with generated kernels (exact=False, on a CPU, with a C++ compiler) that changes nothing of "
+    "the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
+)
 
 
 def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> None:

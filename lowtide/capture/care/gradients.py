@@ -12,7 +12,7 @@ from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.capture.care.turns import placed, replaced, undoing
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError

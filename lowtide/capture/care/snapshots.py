@@ -17,7 +17,7 @@ from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import is_followed
-from lowtide.capture.numbers import holds_fakes, is_number
+from lowtide.capture.results import holds_fakes, is_number
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 # Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.

@@ -16,8 +16,8 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
+from lowtide.ir.graph import Slot
 from lowtide.ir.sizes import Size
-from lowtide.ir.slots import Slot
 
 Number: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at hand
 

@@ -28,7 +28,7 @@ from lowtide.capture.data.reader import UnreadableError
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.sums import Term
 from lowtide.capture.formulas.dispatch import formula
-from lowtide.capture.numbers import Number
+from lowtide.capture.results import Number
 from lowtide.ir.operators.names import ITEM
 
 if TYPE_CHECKING:

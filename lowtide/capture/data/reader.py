@@ -22,11 +22,10 @@ from lowtide.capture.care.failures import mark_as_eager
 from lowtide.capture.data.facts import Facts, Item, OperatorCall, Question, Reading, Ref, SlotLeaf, Step
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
-from lowtide.ir.graph import Arg, Atom, Kind, Node, Value
+from lowtide.ir.graph import Arg, Atom, Kind, Node, Slot, Value
 from lowtide.ir.operators.names import ITEM
 from lowtide.ir.operators.nodes import is_arithmetic
 from lowtide.ir.sizes import Size
-from lowtide.ir.slots import Slot
 
 _BEFORE_THE_STEP = frozenset({Kind.INPUT, Kind.CONSTANT, Kind.BUFFER})
 

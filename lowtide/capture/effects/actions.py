@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from lowtide.capture.effects.containers import Container, LeavingError, StaleError
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Sum, Term, recipe, results_in
-from lowtide.capture.numbers import holds_fakes, is_result
+from lowtide.capture.results import holds_fakes, is_result
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 

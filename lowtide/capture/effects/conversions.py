@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.garbage import look_at_all
 from lowtide.capture.effects.sums import NumberExpression, Term, text_of
-from lowtide.capture.numbers import Number
+from lowtide.capture.results import Number
 
 NAMES = ("float", "int", "str")
 

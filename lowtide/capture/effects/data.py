@@ -26,8 +26,7 @@ from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import is_library, users_line
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Kind
-from lowtide.ir.slots import Slot
+from lowtide.ir.graph import Kind, Slot
 
 Call = Callable[..., torch.Tensor]  # an operator on its arguments
 

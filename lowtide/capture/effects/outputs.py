@@ -39,7 +39,7 @@ from lowtide.capture.effects.sums import (
     results_in,
 )
 from lowtide.capture.effects.texts import rewrite
-from lowtide.capture.numbers import Number, holds_fakes
+from lowtide.capture.results import Number, holds_fakes
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

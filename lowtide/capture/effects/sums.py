@@ -16,7 +16,7 @@ import torch
 
 from lowtide.base.places import ABSENT
 from lowtide.capture.effects.containers import entry
-from lowtide.capture.numbers import Number
+from lowtide.capture.results import Number
 from lowtide.ir.graph import Value
 
 emitters: list[Callable[[str, tuple[Any, ...]], Term]] = []  # of arithmetic within what is recorded, the innermost last

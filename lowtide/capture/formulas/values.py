@@ -1,17 +1,129 @@
-"""Composite operators of which eager takes another path than ATen does under a dispatch mode."""
+"""Composite operators of which eager takes another path than ATen does under a dispatch mode: products, resizing, views of zeros.
+
+Products of many matrices: ATen decides in C++ as which product of matrices it computes them.
+
+It spreads one matrix over the many where that one has no gradient, and folds the many into one where it has; under a dispatch mode it
+folds always. And up to torch 2.11 it decides of numbers alone, so that symbolic sizes get torch's own account of the decision in Python.
+That ends a product of many by many in another kind of view than ATen does: such a product stands here, but under autocast, which
+casts before ATen decides.
+
+Resizing pictures whose sizes are symbolic: ATen computes the size of the result in C++, of numbers alone.
+
+Eager's own operator is called with the size that ATen would have computed.
+
+Views of zeros without memory, as forward derivatives have them: ATen makes some of them beneath dispatch modes.
+
+What it makes then is no fake, and lies on the meta device. Without the key that tells such zeros, a view is one as any other.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas, formula, wants_gradient
+from lowtide.capture.sizes.symbols import multiplied
 
-_ATEN, _MEAN = torch.ops.aten, 1
+_ATEN = torch.ops.aten
+
+
+@formula(_ATEN.matmul.default)
+def _matmul(op: OpOverload, one: Tensor, other: Tensor) -> Tensor:
+    if one.dim() == other.dim() == 3 and (single := _single(one, other)) is not None and not _has_gradient(single):
+        return _spread(one, other, single)
+    if max(one.dim(), other.dim()) < 3 or not any(isinstance(extent, torch.SymInt) for extent in (*one.shape, *other.shape)):
+        return op(one, other)  # type: ignore[no-any-return]
+    if one.shape[:-2] == other.shape[:-2] and one.dim() > 2 and not torch.is_autocast_enabled(one.device.type):
+        return _many_by_many(one, other)
+    with enable_python_dispatcher():
+        return op(one, other)  # type: ignore[no-any-return]
+
+
+def _single(one: Tensor, other: Tensor) -> Tensor | None:
+    """Of the two the one that stands alone before many."""
+    singles = [each for each in (one, other) if isinstance(each.shape[0], int) and each.shape[0] == 1]
+    return singles[0] if len(singles) == 1 else None
+
+
+def _has_gradient(single: Tensor) -> bool:
+    """Whether ATen finds that it requires one, which looks at what autocast made of it."""
+    return single.requires_grad and (torch.is_grad_enabled() or _cast(single) is None)
+
+
+def _cast(single: Tensor) -> torch.dtype | None:
+    """What autocast makes of it; None where it leaves it."""
+    kind, listed = single.device.type, single.is_floating_point() and single.dtype is not torch.float64
+    cast = torch.get_autocast_dtype(kind) if listed and torch.is_autocast_enabled(kind) else single.dtype
+    return None if cast is single.dtype else cast
+
+
+def _spread(one: Tensor, other: Tensor, single: Tensor) -> Tensor:
+    """The one matrix as many views of it. Autocast casts before ATen spreads; what has a gradient it casts in `bmm`, as ever."""
+    count = (other if single is one else one).shape[0]
+    if (cast := _cast(single)) is not None:
+        one, other = (each.to(cast) if each is single else each for each in (one, other))
+    left, right = (each.expand(count, *each.shape[1:]).reshape(count, *each.shape[1:]) for each in (one, other))
+    result: Tensor = _ATEN._unsafe_view.default(left.bmm(right), (count, one.shape[1], other.shape[2]))
+    return result
+
+
+def _many_by_many(one: Tensor, other: Tensor) -> Tensor:
+    batch = one.shape[:-2]
+    left, right = (each.expand(each.shape).reshape(math.prod(batch), *each.shape[-2:]) for each in (one, other))
+    result: Tensor = _ATEN._unsafe_view.default(left.bmm(right), (*batch, one.shape[-2], other.shape[-1]))
+    return result
+
+
+_NEAREST = [getattr(_ATEN, f"{stem}{dims}d").vec for stem in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
+_SMOOTH = [
+    getattr(_ATEN, name).vec
+    for name in (
+        "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+        "upsample_trilinear3d",
+    )
+]  # fmt: skip
+
+
+@formula(*_NEAREST)
+def _nearest(op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None) -> Tensor:
+    return _resized(op, given, size, factors, (), (size, factors))
+
+
+@formula(*_SMOOTH)
+def _smooth(op: OpOverload, given: Tensor, size: Sequence[Any] | None, align_corners: bool, factors: Sequence[float] | None) -> Tensor:
+    return _resized(op, given, size, factors, (align_corners,), (size, align_corners, factors))
+
+
+def _resized(
+    op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, settings: tuple[Any, ...], asked: Any
+) -> Tensor:
+    """`settings` stand between size and factors; `asked` are the arguments of the call itself."""
+    if not any(isinstance(extent, torch.SymInt) for extent in (*given.shape, *(size or ()))):
+        return op(given, *asked)  # type: ignore[no-any-return]
+    pairs = zip(given.shape[2:], factors or (), strict=True)
+    result = size if size is not None else [multiplied(extent, float(factor)) for extent, factor in pairs]
+    plain = op._overloadpacket.default
+    scales: Sequence[float | None] = factors or [None] * len(result)
+    return plain(given, result, *settings, *scales)  # type: ignore[no-any-return]
+
+
+_ZEROS = torch._C.DispatchKeySet(torch._C.DispatchKey.ZeroTensor)
+
+
+@formula(torch.ops.aten.view.default, torch.ops.aten.as_strided.default)
+def _view(op: OpOverload, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    with torch._C._ExcludeDispatchKeyGuard(_ZEROS):
+        return op(given, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+_MEAN = 1
 
 
 @formula(_ATEN.linalg_svdvals.default)

@@ -3,24 +3,74 @@
 RAdam compares a function of its step count, which is a tensor; ASGD reads an average's weight from one. Such a number is known at
 capture, and can be had again at each call, from copies: so a decision that rests on it is a fact that a call can check before anything is
 written.
+
+Python's arithmetic on numbers: what can be recorded, what it computes, and functions that would otherwise see a stand-in.
+
+`max`, `min` and the functions of `math` take a traced number for the bare float that it is by inheritance. While an optimizer's step is
+traced, they hand such numbers to the trace; for all others they are what they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import builtins
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.base.kernels import COMPILING
 from lowtide.capture import operators
-from lowtide.capture.optimizers.python_calls import COMPARISONS, compute
+from lowtide.capture.care.turns import replaced
 from lowtide.errors import StepError
-from lowtide.ir.graph import Arg, Atom, Node, Value
-from lowtide.ir.operators.names import ARITHMETIC
+from lowtide.ir.graph import Arg, Atom, Node, Slot, Value
+from lowtide.ir.operators.names import ARITHMETIC, MATH_FUNCTIONS
 from lowtide.ir.operators.nodes import is_random
-from lowtide.ir.slots import Slot
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "is": operator.is_,
+    "is float": lambda item, expected: isinstance(item, float) is expected,
+}  # fmt: skip
+NUMBER_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"neg": operator.neg, "abs": abs, "max": max, "min": min}
+_MATH: dict[str, Callable[..., Any]] = {name: getattr(math, name) for name in sorted(MATH_FUNCTIONS)}
+
+
+def compute(op: str, operands: Sequence[Any]) -> Any:
+    """What recorded arithmetic comes to."""
+    return (NUMBER_OPERATIONS.get(op) or _FUNCTIONS.get(op) or _MATH[op.removeprefix("math_")])(*operands)
+
+
+@contextmanager
+def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[Any, ...]], Any]) -> Iterator[None]:
+    """While this lasts, functions of Python that are given a traced number among plain ones record what they do, on this thread.
+
+    Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
+    """
+
+    def following(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+            if not kwargs and any(map(is_traced, given)) and all(isinstance(item, (int, float)) for item in given):
+                return apply(name, tuple(given))
+            return original(*args, **kwargs)
+
+        return call
+
+    with COMPILING, ExitStack() as stack:
+        for module, name in ((builtins, "max"), (builtins, "min"), *((math, name) for name in _MATH)):
+            recorded = name if module is builtins else f"math_{name}"
+            stack.enter_context(replaced(module, name, partial(following, recorded)))
+        yield
+
 
 _KNOWABLE = frozenset({"state", "group", "constant", "scaler"})  # places whose content is no tensor of the model's or the batch's
 _ATOMS = {"dtype": torch, "layout": torch, "memory_format": torch}

@@ -22,16 +22,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.capture.blocks import geometry
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.python_calls import traced_calls
+from lowtide.capture.optimizers.derived_numbers import traced_calls
 from lowtide.capture.optimizers.scalars import UNKNOWN, Fact, Guard, Scalars, TracedNumber, apply, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_steps
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Graph, Kind, Value
-from lowtide.ir.slots import Slot
+from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device)

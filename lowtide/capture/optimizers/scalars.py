@@ -18,13 +18,20 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.derived_numbers import Branch, DerivedNumbers, Formula, UnknownNumberError, UnmadeNumberError, content_of
-from lowtide.capture.optimizers.python_calls import ARITHMETIC, COMPARISONS
+from lowtide.capture.optimizers.derived_numbers import (
+    COMPARISONS,
+    NUMBER_OPERATIONS,
+    Branch,
+    DerivedNumbers,
+    Formula,
+    UnknownNumberError,
+    UnmadeNumberError,
+    content_of,
+)
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
-from lowtide.ir.graph import Arg, Value
+from lowtide.ir.graph import Arg, Slot, Value
 from lowtide.ir.operators.names import ITEM
-from lowtide.ir.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +267,7 @@ def _untraceable(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ARITHMETIC:
+for _name in NUMBER_OPERATIONS:
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, reflected=False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

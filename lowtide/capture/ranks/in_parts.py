@@ -18,11 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.draft import Draft
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.ranks.exchange import MESSAGE_BYTES, average, buckets
-from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.data_parallel import MESSAGE_BYTES, Ranks, average, buckets
 from lowtide.capture.ranks.shards import Shards, own, scatter, shard_of
 from lowtide.capture.ranks.wholes import WholeTensors
-from lowtide.capture.sizes.strides import is_dense
+from lowtide.capture.sizes.probes import is_dense
 from lowtide.errors import CaptureError
 from lowtide.kernels.parts import WHOLE_OF
 

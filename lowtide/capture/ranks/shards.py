@@ -27,8 +27,7 @@ from torch._C._distributed_c10d import _register_work, _resolve_process_group
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
 from lowtide.capture import operators
 from lowtide.capture.optimizers.optimizer import Shadow
-from lowtide.capture.ranks.exchange import buckets, refuse_complex
-from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.data_parallel import Ranks, buckets, refuse_complex
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.kernels.library import LIBRARY, define

@@ -24,8 +24,7 @@ from lowtide.capture import operators
 from lowtide.capture.blocks import address, covers
 from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
-from lowtide.capture.ranks.exchange import buckets
-from lowtide.capture.ranks.ranks import Ranks
+from lowtide.capture.ranks.data_parallel import Ranks, buckets
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 

@@ -3,6 +3,8 @@
 Each extent of a result has to be one of the sizes that the call was given, the larger half of one, or a number: that one which it is at all
 points that were asked.
 Strides are those of a dense tensor whose dimensions lie in the order that was seen. What follows neither way is refused.
+
+Here are the strides of symbolic extents, too, as torch gives them.
 """
 
 from __future__ import annotations
@@ -17,10 +19,55 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.capture.sizes.strides import by_stride, dense_stride, memory_order
 from lowtide.capture.sizes.symbols import Extent, Symbols, size_of
 from lowtide.errors import ShapeError
+from lowtide.ir.result_specs import same_strides
 from lowtide.ir.shapes.dimension import Dimension
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions of a tensor of numbers, the innermost first."""
+    return list(reversed(range(tensor.dim()))) if tensor.is_contiguous() else by_stride(tensor)
+
+
+def by_stride(tensor: torch.Tensor) -> list[int]:
+    """The same of one whose strides count along extents of 1, too."""
+    return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of numbers lies in memory without gaps, in some order of its dimensions."""
+    return same_strides(tensor.shape, dense_stride(tensor.shape, memory_order(tensor)), tensor.stride())
+
+
+def dense_stride(shape: Sequence[Extent], order: Sequence[int]) -> list[Any]:
+    """The strides of a dense tensor whose dimensions lie in this order, the innermost first."""
+    stride: list[Any] = [1] * len(shape)
+    step: Any = 1
+    for dim in order:
+        stride[dim], step = step, step * shape[dim]
+    return stride
+
+
+def strides_of_view(shape: Sequence[Extent], stride: Sequence[Extent], wanted: Sequence[Extent]) -> list[Any]:
+    """The strides of a view of other extents, as ATen makes them (TensorUtils.cpp, computeStride): there is such a view, and no 0.
+
+    Runs of dimensions that lie one within the other are cut anew, the innermost first.
+    """
+    found: list[Any] = [1] * len(wanted)
+    at, step = len(wanted) - 1, stride[-1] if stride else 1
+    given: Any = 1
+    taken: Any = 1
+    for dim in reversed(range(len(shape))):
+        given = given * shape[dim]
+        if dim and (size_of(shape[dim - 1]) == 1 or size_of(stride[dim - 1]) == size_of(given * step)):
+            continue
+        while at >= 0 and (size_of(taken) != size_of(given) or size_of(wanted[at]) == 1):
+            found[at], taken, at = taken * step, taken * wanted[at], at - 1
+        if dim:
+            step, given, taken = stride[dim - 1], 1, 1
+    return found
+
 
 _WANTED, _TRIED = 4, 24  # points at least, and at most
 _WITHIN = 4  # points at which bytes are asked for beside the corners

@@ -17,15 +17,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab import trial
-from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe
+from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe, signature
 from lowtide.cost.lab.trials import Trials
 from lowtide.errors import FormatError
 from lowtide.ir import result_specs as made
 from lowtide.ir.graph import Atom, Node
-from lowtide.ir.signature import signature
 from lowtide.kernels import made_of
 
 _SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now

@@ -20,7 +20,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton
 
 from lowtide.cost.lab import launches as launched
-from lowtide.cost.lab import spare, trial
+from lowtide.cost.lab import trial, trial_process
 from lowtide.cost.lab.operators import dtype_name, operator
 from lowtide.cost.lab.trial_process import TrialProcess, WorkerExitedError, WorkerTimeoutError
 from lowtide.errors import FormatError
@@ -116,7 +116,7 @@ class Trials:
             if self._on_gpus:  # where it would hold memory
                 self._apart.end()
             else:
-                spare.put(self._apart)
+                trial_process.put(self._apart)
             self._apart = None
         trial.forget_crowds()
 
@@ -169,7 +169,7 @@ class Trials:
         if self._apart is None:
             if self._ends > _MOST_ENDS:
                 self._give_up(f"it ended {self._ends} times")
-            self._apart = spare.take() or self._started()
+            self._apart = trial_process.take() or self._started()
             self._ends += 1
         return self._apart
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from lowtide.base.narrow import there
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.cpu.build.constants import aligned, pack
 from lowtide.cpu.build.library import Experience, Team
 from lowtide.cpu.recipes import Packed
+from lowtide.errors import there
 from lowtide.ir.graph import Value
 from lowtide.runtime.plain import refuse_surroundings
 

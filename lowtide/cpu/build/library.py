@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.base.folders import directory
-from lowtide.base.narrow import there
 from lowtide.cpu.recipes import Target
-from lowtide.runtime.compiler import NativeError, compile_library
-from lowtide.runtime.libraries import LibraryRecipe, library, processor
+from lowtide.errors import there
+from lowtide.runtime.libraries import LibraryRecipe, NativeError, compile_library, library, processor
 
 ENTRY = "lowtide_network"
 _HERE = Path(__file__).parent

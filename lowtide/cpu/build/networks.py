@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
-from lowtide.base.warn import warn
+from lowtide.base.messages import warn
 from lowtide.cpu.build.comparison import is_faster
 from lowtide.cpu.build.executable import NetworkCalls
 from lowtide.cpu.build.library import network, team
@@ -14,12 +14,12 @@ from lowtide.cpu.network import Network, StagedBody, network_of
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
 from lowtide.cpu.tune.trial import tuned
+from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
-from lowtide.ir.regions import Region, is_by_inductor, is_region
 from lowtide.lower.python import lower
 from lowtide.placement import Portfolio, place
 from lowtide.problems.placement import PlaceProblem
-from lowtide.runtime.compiler import NativeError
+from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
 

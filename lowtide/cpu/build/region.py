@@ -20,10 +20,9 @@ from lowtide.cpu.build.library import network, team
 from lowtide.cpu.network import Network, Placing, StagedBody, network_of
 from lowtide.cpu.recipes import Target
 from lowtide.errors import CheckError, FormatError
-from lowtide.ir.regions import Region
+from lowtide.ir.bodies import Region
 from lowtide.lower.interpreter import watched
-from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_check import check_placement
+from lowtide.problems.placement import PlaceProblem, check_placement
 
 Placed = tuple[list[int], int]  # offsets, and the arena's length, in bytes
 

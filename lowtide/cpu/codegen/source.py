@@ -14,13 +14,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from lowtide.base.narrow import there
 from lowtide.cpu.codegen.maps import map_body
 from lowtide.cpu.codegen.text import ElementOffsets, Functors, by_columns, exact, flag, listed, window_of
 from lowtide.cpu.layout import Lay, stepped
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.cpu.tiles import rows_beside
+from lowtide.errors import there
 
 _KINDS = {"Weighted": "RingWeighted", "Largest": "RingLargest"}
 

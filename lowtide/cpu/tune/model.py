@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from lowtide.cost.flops import node_flops
-from lowtide.cpu.partition.partition import CONSTANT
-from lowtide.cpu.reform.chains import Part
-from lowtide.cpu.reform.schemes import Scheme, Shape
+from lowtide.cost.device import node_flops
+from lowtide.cpu.partition import CONSTANT
+from lowtide.cpu.reform import Part, Scheme, Shape
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES

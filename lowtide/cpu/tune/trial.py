@@ -38,8 +38,7 @@ from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import Stage
 from lowtide.ir.graph import Value
-from lowtide.runtime.compiler import NativeError
-from lowtide.runtime.libraries import processor
+from lowtide.runtime.libraries import NativeError, processor
 
 KernelAlternative = tuple[Stage, ...]
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.axes.builders import SAME, SUM, NodeLocation, axis, given
-from lowtide.ir.operators.nests import Access, Index, Nest, NestLoop
+from lowtide.ir.operators.axes import SAME, SUM, Access, Axis, Index, Nest, NestLoop, NodeLocation, axis, given
 from lowtide.ir.operators.row import Count, Fusion, MaskSplit, Operator
 from lowtide.ir.operators.shapes import bytes_of, made_shape, read_bytes, shape_of
 

@@ -1,4 +1,7 @@
-"""What works element by element: every dimension of the result is an axis, in every argument that has it."""
+"""What works element by element; and what gets memory, copies it or fills it, with random numbers too.
+
+Every dimension of the result is an axis, in every argument that has it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.axis import Axis, tensor_paths
-from lowtide.ir.operators.axes.builders import NodeLocation, axis
-from lowtide.ir.operators.row import Fusion, Operator, ReadsResult
+from lowtide.ir.operators.axes import Axis, NodeLocation, axis, tensor_paths
+from lowtide.ir.operators.row import AxesRule, Draws, Fake, Fusion, Operator, ReadsResult, WithWrites
 
 
 def broadcast(node: Node) -> Iterator[Axis]:
@@ -89,4 +91,95 @@ _OVERLOADS = (
     ),
 )
 
-ROWS = (*TAGGED, *UNTAGGED, *_OVERLOADS, Operator(name="aten.prelu", **_GENERATED))
+_ELEMENTWISE = (*TAGGED, *UNTAGGED, *_OVERLOADS, Operator(name="aten.prelu", **_GENERATED))
+
+
+# Random where they run, and nothing else is known of them.
+_PLAIN = (
+    "_cudnn_init_dropout_state", "_cudnn_rnn", "_fused_dropout", "_lstm_mps", "_nested_tensor_softmax_with_shape", "_sample_dirichlet",
+    "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout", "feature_alpha_dropout", "feature_dropout",
+    "geometric", "gru", "log_normal", "lstm", "miopen_rnn", "multinomial", "native_dropout", "normal", "poisson", "rand", "randint",
+    "randn", "randperm", "rnn_relu", "rnn_tanh", "rrelu", "rrelu_with_noise", "rrelu_with_noise_functional",
+)  # fmt: skip
+
+# What they are given says how much to draw.
+_OVERWRITING = ("exponential", "normal_functional", "rand_like", "randint_like", "randn_like", "random", "uniform")
+
+_NOISE = "aten.rrelu_with_noise_functional.default"
+
+_DRAWS = (
+    *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS) for name in _PLAIN),
+    *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS, unread=(0,)) for name in _OVERWRITING),
+    Operator(name="lowtide.truncated_normal", draws=Draws.ALWAYS, unread=(0,)),
+    Operator(name="aten.bernoulli_", draws=Draws.ALWAYS, unread=(0,)),
+    Operator(name="aten.bernoulli.p", draws=Draws.ALWAYS, unread=(0,)),
+    Operator(name="aten.bernoulli.Tensor", draws=Draws.ALWAYS, unread=(0,)),
+    Operator(
+        name="aten.bernoulli_.float",
+        draws=Draws.ALWAYS,
+        unread=(0,),
+        in_memory_order=True,
+        functional="aten.bernoulli.p",
+    ),
+    Operator(name="aten.normal_.default", draws=Draws.ALWAYS, unread=(0,), functional="aten.normal_functional.default"),
+    Operator(name="aten.rrelu_with_noise.default", draws=Draws.ALWAYS, with_writes=WithWrites(_NOISE, own=1)),
+    Operator(name="aten.rrelu_with_noise_.default", draws=Draws.ALWAYS, with_writes=WithWrites(_NOISE, own=0)),
+)
+
+
+def filled(sizes_at: int) -> AxesRule:
+    """A tensor of sizes that are given, the same everywhere."""
+
+    def rule(node: Node) -> Iterator[Axis]:
+        made = node.outputs[0]
+        for dim in range(len(made.shape) if made is not None else 0):
+            yield from axis(node, {}, {0: dim}, [(sizes_at, dim)])
+
+    return rule
+
+
+def strided(node: Node) -> Iterator[Axis]:
+    """x, sizes, strides: the outermost dimension in memory, as strides stay what they are."""
+    made = node.outputs[0]
+    if made is None or not all(isinstance(step, int) for step in made.stride):
+        return
+    dims = [dim for dim, extent in enumerate(made.shape) if extent != 1]
+    if dims:
+        dim = max(dims, key=lambda each: made.stride[each])
+        yield from axis(node, {}, {0: dim}, [(1, dim)])
+
+
+_IN_KERNELS: dict[str, Any] = {"fusion": Fusion.SIMPLE, "fusible": True}
+
+_LIKE = (
+    *pointwise("clone _to_copy", **_IN_KERNELS),
+    *pointwise("alias detach", view=True, **_IN_KERNELS),
+    *pointwise("lift_fresh", view=True),
+    *pointwise("lift_fresh_copy"),
+    *pointwise("copy fill zero", unread=(0,)),
+    *pointwise("full_like ones_like zeros_like", unread=(0,), fusible=True),
+    *pointwise("empty_like", untouched=True),
+    # The form that takes sizes in the place of a tensor of these sizes.
+    Operator(name="aten.empty_like.default", of_sizes="aten.empty.memory_format"),
+    Operator(name="aten.zeros_like.default", of_sizes="aten.zeros.default"),
+    Operator(name="aten.ones_like.default", of_sizes="aten.ones.default"),
+)
+
+_OF_SIZES = (
+    Operator(name="aten.zeros", axes=filled(0)),
+    Operator(name="aten.ones", axes=filled(0)),
+    Operator(name="aten.full", axes=filled(0)),
+    Operator(name="aten.empty", untouched=True),
+    Operator(name="aten.empty.memory_format", axes=filled(0)),
+    Operator(name="aten.empty_strided", untouched=True),
+    Operator(name="aten.new_zeros", axes=filled(1), unread=(0,)),
+    Operator(name="aten.new_ones", axes=filled(1), unread=(0,)),
+    Operator(name="aten.new_full", axes=filled(1), unread=(0,)),
+    Operator(name="aten.new_empty", axes=filled(1), untouched=True),
+    Operator(name="aten.new_empty_strided", axes=strided, untouched=True),
+    Operator(name="aten.linspace.default", fake=Fake.FIXES_SIZES),
+    Operator(name="aten.logspace.default", fake=Fake.FIXES_SIZES),
+    Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
+)
+
+ROWS = (*_ELEMENTWISE, *_LIKE, *_OF_SIZES, *_DRAWS)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from lowtide.base.narrow import of_kind
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
-from lowtide.ir.operators.axes.builders import MEAN, SAME, SUM, NodeLocation, axis, given, number
+from lowtide.ir.operators.axes import MEAN, SAME, SUM, Axis, Combine, NodeLocation, Reduced, Role, axis, given, number
 from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator, Statistics, WithWrites
 from lowtide.ir.operators.shapes import Bounds, bytes_of, ints, read_bytes
 from lowtide.ir.sizes import ITEM_BYTES

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from lowtide.base.narrow import of_kind
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Path
-from lowtide.ir.operators.axes.builders import SUM, NodeLocation, axis, given
+from lowtide.ir.operators.axes import SUM, Axis, NodeLocation, Path, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
 from lowtide.ir.sizes import ITEM_BYTES

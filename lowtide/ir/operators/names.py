@@ -5,10 +5,10 @@ from __future__ import annotations
 # Copies to the host's memory and back, see `ir.graph`.
 STORE, DROP, LOAD = "host.store", "host.drop", "host.load"
 
-# Runs its body once for each part of an extent, see `ir.loops`.
+# Runs its body once for each part of an extent, see `ir.bodies`.
 LOOP = "fission.loop"
 
-# Runs its body by generated kernels, see `ir.regions`.
+# Runs its body by generated kernels, see `ir.bodies`.
 REGION = "fuse.region"
 
 # Arithmetic on Python numbers starts with this: "py.mul".

@@ -1,21 +1,23 @@
-"""What a node does, by its operator's row: draws random numbers, gives views, copies to the host, runs in parts, can be repeated."""
+"""What a node does, by its operator's row: draws random numbers, gives views, copies to the host, runs in parts, can be repeated.
+
+And which part it has in what the processes of a group do together; and between what the integers lie that it makes, or reads without error.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
-from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.collectives.nodes import is_collective, loads_parts
+from lowtide.ir.operators.axes import Access, Axis, Index, Nest, NestLoop
 from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE
-from lowtide.ir.operators.nests import Access, Index, Nest, NestLoop
-from lowtide.ir.operators.row import Draws, Fusion, Operator
-from lowtide.ir.operators.shapes import ints
+from lowtide.ir.operators.row import Collective, Draws, Fusion, Operator
+from lowtide.ir.operators.shapes import Bounds, below, ints, up_to
 from lowtide.ir.operators.table import row_of
+from lowtide.ir.sizes import product
 
 # A library's operator and its overload, or arithmetic on Python numbers: nothing that Python could look up by such a name.
 _OPERATOR = re.compile(r"(?!py\.|host\.|fission\.|fuse\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}|py\.[a-z_]+", re.ASCII)
@@ -123,3 +125,67 @@ def _by_shape(node: Node) -> Nest:
 def _broadcast(shape: tuple[int, ...], rank: int) -> tuple[Index, ...]:
     """Dimensions aligned at the end; what has an extent of 1 is no loop's."""
     return tuple(((f"d{rank - len(shape) + dim}", 1),) if extent != 1 else () for dim, extent in enumerate(shape))
+
+
+def is_collective(node: Node) -> bool:
+    """Whether a node begins or ends what the processes of a group do together: once, and in one order on all of them."""
+    return row_of(node.op).collective is not Collective.NONE
+
+
+def begins_collective(node: Node) -> bool:
+    """Whether a node begins it: what it makes is whole, and may be read, only behind the node that ends it."""
+    return row_of(node.op).collective is Collective.BEGINS
+
+
+def loads_parts(node: Node) -> bool:
+    """Whether a node makes whole what the processes hold parts of, from begin to end: as good a second time."""
+    return row_of(node.op).collective is Collective.LOADS
+
+
+def serving_collectives(nodes: Sequence[Node]) -> Iterator[int]:
+    """By index: collectives, what is done to a gradient for one (scaled, put together, filled up), and parts cut out of what came of it,
+    or summed.
+
+    Each lets go at least as much as it makes, as soon as it has run: early, as an update is that makes nothing. Not so loads.
+    """
+    makers: dict[Value, int] = {value: index for index, node in enumerate(nodes) for value in node.results}
+    stack = [index for index, node in enumerate(nodes) if (is_collective(node) and not loads_parts(node)) or node.op in _PARTS]
+    seen = set(stack)
+    while stack:
+        before = {makers[value] for value in nodes[stack.pop()].inputs if value in makers}
+        found = {index for index in before - seen if nodes[index].op in _PREPARING or row_of(nodes[index].op).view}
+        seen |= found
+        stack.extend(found)
+    yield from sorted(seen)
+
+
+_PARTS = frozenset({"lowtide.own_part.default", "lowtide.sum_parts.default"})
+_PREPARING = frozenset({"aten.mul.Scalar", "aten.mul.Tensor", "aten.cat.default", "aten.constant_pad_nd.default"})
+
+
+HOLDS: dict[str, Bounds] = {
+    "bool": (0, 1), "uint8": (0, 2**8 - 1), "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
+}  # fmt: skip
+CONVERTS = "aten._to_copy.default"
+
+
+def made_within(node: Node, value: Value) -> Bounds | None:
+    """The bounds of an integer result by the operator that makes it; None where that says nothing."""
+    given, row = node.args[0] if node.args else None, row_of(node.op)
+    if not isinstance(given, Value):
+        return None
+    if node.op == CONVERTS:
+        return HOLDS.get(given.dtype)
+    if row.planes:
+        return up_to(product(given.shape[-row.planes :]))
+    if row.indices is None or node.outputs[row.indices.result] is not value:
+        return None
+    position, default = row.indices.dimension, row.indices.default
+    dimension = dict(node.kwargs).get("dim", node.args[position] if position < len(node.args) else default)
+    return below(given, dimension) if isinstance(dimension, int) else up_to(product(given.shape))
+
+
+def refused_beyond(node: Node, value: Value) -> Bounds | None:
+    """The bounds outside of which a node that reads integers raises; None where it takes all."""
+    rule = row_of(node.op).refuses
+    return None if rule is None else rule(node, value)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lowtide.base.narrow import of_kind
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.axes.axis import Axis, Combine, Reduced, Role
-from lowtide.ir.operators.axes.builders import MEAN, SUM, NodeLocation, axis, dims_of, given, number
+from lowtide.ir.operators.axes import MEAN, SUM, Axis, Combine, NodeLocation, Reduced, Role, axis, dims_of, given, number
 from lowtide.ir.operators.row import AxesRule, Fusion, Indices, Operator
 
 

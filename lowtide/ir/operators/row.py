@@ -11,8 +11,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes.axis import Axis
-from lowtide.ir.operators.nests import NestRule
+from lowtide.ir.operators.axes import Axis, NestRule
 from lowtide.ir.operators.shapes import Bounds
 
 Count: TypeAlias = Callable[[Node], int]

@@ -12,23 +12,10 @@ from __future__ import annotations
 import functools
 from dataclasses import fields, replace
 
-from lowtide.ir.operators import (
-    attention,
-    convolutions,
-    draws,
-    elementwise,
-    layers,
-    lookups,
-    memory,
-    own,
-    products,
-    reductions,
-    views,
-)
-from lowtide.ir.operators.collectives import rows as collectives
+from lowtide.ir.operators import convolutions, elementwise, layers, lookups, own, products, reductions, views
 from lowtide.ir.operators.row import Draws, Operator
 
-_FAMILIES = (elementwise, products, convolutions, attention, reductions, layers, lookups, memory, views, draws, own, collectives)
+_FAMILIES = (elementwise, products, convolutions, reductions, layers, lookups, views, own)
 ROWS: dict[str, Operator] = {row.name: row for family in _FAMILIES for row in family.ROWS}
 
 _OWN = ("aten", "py", "host", "fission", "fuse", "lowtide")

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lowtide.base.narrow import of_kind, there
+from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes.axis import Axis, Path, Role
-from lowtide.ir.operators.axes.builders import axis, divides, given, number
+from lowtide.ir.operators.axes import Axis, Path, Role, axis, divides, given, number
 from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator
 from lowtide.ir.sizes import Size
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.placement.exact.bounds import Rules
-from lowtide.placement.exact.floors import FloorWalk, walk_of
-from lowtide.placement.exact.nogoods import SeenStates, enlarge, new_seen
+from lowtide.placement.exact.floors import FloorWalk, SeenStates, enlarge, new_seen, walk_of
 from lowtide.placement.exact.search import FULL, NODES, PlaceStack, grown, new_stack, search
 from lowtide.placement.exact.sections import SectionNet, Sections
 from lowtide.problems.placement import Ints

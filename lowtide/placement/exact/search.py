@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
-from lowtide.placement.exact.bounds import Rules, conclude, fits
-from lowtide.placement.exact.choice import candidates, choose, put_none
-from lowtide.placement.exact.floors import LEFT, RIGHT, TRAIL, FloorWalk, put, quiet, take_back
-from lowtide.placement.exact.nogoods import SeenStates, is_seen, see, state_of
+from lowtide.placement.exact.bounds import Rules, candidates, choose, conclude, fits, put_none
+from lowtide.placement.exact.floors import LEFT, RIGHT, TRAIL, FloorWalk, SeenStates, is_seen, put, quiet, see, state_of, take_back
 from lowtide.placement.exact.sections import SectionNet
 
 YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the stack, the trail or the table wants more room

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import SWITCHED_OFF, kernel
 from lowtide.problems.order import Ints
-from lowtide.remat.facts import RematArrays
+from lowtide.remat.entries import RematArrays
 
 # Of a tensor's `role` in the choices of victims, so that a search knows which exceptions change nothing.
 BYSTANDER, WEIGHED, CHOSEN = 0, 1, 2  # it was resident at none of them, or held; it could have been evicted; it was

@@ -17,11 +17,11 @@ import numpy as np
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.sizes import Size
-from lowtide.plan.algebra_report import RuleReport
 from lowtide.plan.contents import Contents
+from lowtide.plan.cost_report import RuleReport
 from lowtide.plan.promises import lives
-from lowtide.rewrite.algebra.rule import Match, Rule
 from lowtide.rewrite.algebra.table import RULES, Algebra, Applied, rewrite
+from lowtide.rewrite.algebra.uses import Match, Rule
 
 TimesOf: TypeAlias = Callable[[Sequence[Node], Sequence[Node]], Sequence[float]]  # microseconds of nodes, among those of their graph
 

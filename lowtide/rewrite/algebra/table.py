@@ -24,8 +24,7 @@ from lowtide.rewrite.algebra.rounding import (
     layer_norm_from_result,
     products_added,
 )
-from lowtide.rewrite.algebra.rule import Match, Rule
-from lowtide.rewrite.algebra.uses import Uses
+from lowtide.rewrite.algebra.uses import Match, Rule, Uses
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
 RULES = (

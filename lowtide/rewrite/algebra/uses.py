@@ -1,10 +1,12 @@
-"""Who makes and reads what in a graph, as rules ask for it, and new values and names for what they write."""
+"""Who makes and reads what in a graph, as rules ask for it; new values and names for what they write; what a rule is, and where it fits."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import sympy
 
@@ -167,3 +169,33 @@ def taking(node: Node, op: str, args: tuple[object, ...], into: dict[Value, str]
     """A node with another operator and arguments that makes what this one did; `into` are the values whose memory it may take."""
     taken = {value for value, _ in node.inplace}
     return replace(node, op=op, args=args, kwargs=(), inplace=tuple((value, to) for value, to in into.items() if value in taken))
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """Where a rule fits: what becomes of some nodes, and what is held between their uses before and after."""
+
+    instead: Mapping[Node, tuple[Node, ...]]  # nodes that stay are among what becomes of them
+    held: Storage  # what was held for nodes that are replaced
+    now: Storage | None = None  # what is held in its place; None where something is that was held anyway
+    beside: tuple[Storage, ...] = ()  # what was held for these nodes alone, too
+
+    @property
+    def removed(self) -> list[Node]:
+        return [node for node, new in self.instead.items() if node not in new]
+
+    @property
+    def added(self) -> list[Node]:
+        return [node for new in self.instead.values() for node in new if node not in self.instead]
+
+
+Finder: TypeAlias = Callable[[Uses], Iterable[Match]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table."""
+
+    name: str  # as plans tell it: "dropout's masks as bits"
+    matches: Finder
+    exact: bool = True  # the numbers are the same, to the last bit

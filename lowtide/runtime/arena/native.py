@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from lowtide.runtime.compiler import FLAGS, NativeError, compile_library
-from lowtide.runtime.libraries import LibraryRecipe, library, processor
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, processor
 
 __all__ = ["SOURCE", "NativeError", "key", "load", "opened"]
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from lowtide.kernels.optimizers import each_of
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.unchanged.switches import global_hooks, switches
 from lowtide.runtime.unchanged.tokens import Token, Tokens
-from lowtide.runtime.unchanged.watch import Watch
+from lowtide.runtime.unchanged.watch import Watch, global_hooks, switches
 
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 _ABOUT_FILES = frozenset({

@@ -1,0 +1,351 @@
+"""The way to the host: stores, drops and loads as a lowered program calls them, and the copies, which run beside the operators.
+
+with memory.transfers() as host:
+    x_host = host.store(x)      begins to copy the whole storage of x to the host
+    host.drop(x, x_host)        waits until that is done: x may be let go from here on
+    x_back = host.load(x_host)  makes a tensor like x and begins to fill it
+    host.arrived(x_back)        waits until that is done: x_back may be read, or let go, from here on
+
+What the caller lends is the caller's block all along, and there again when the run is over, also where it fails:
+
+    host.empty(p, p_host)       drop, and the caller's storage has no memory from here on
+    p = host.refill(p, p_host)  gives it memory again, and begins to fill it: the same tensor
+
+On CUDA, copies run on streams of their own: "waits" means that the stream that computes waits, or one that copies, and the program itself
+runs on. On a device without streams they are done at once, and there is nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+
+
+class Transfers(Protocol):
+    """What a program calls while it runs once."""
+
+    def store(self, tensor: torch.Tensor) -> Any:
+        """Begin to copy the tensor's whole storage; what `drop` and `load` want to be given."""
+
+    def drop(self, tensor: torch.Tensor, copy: Any) -> None:
+        """Wait until a copy is whole, so that the tensor's memory may be let go."""
+
+    def load(self, copy: Any) -> torch.Tensor:
+        """A new tensor like the one that was stored, which begins to be filled."""
+
+    def arrived(self, tensor: torch.Tensor) -> None:
+        """Wait until a loaded tensor is filled."""
+
+    def empty(self, tensor: torch.Tensor, copy: Any) -> None:
+        """Wait until a copy is whole, and let the memory of the caller's tensor go."""
+
+    def refill(self, tensor: torch.Tensor, copy: Any) -> torch.Tensor:
+        """Give the caller's tensor memory again, which begins to be filled; the same tensor."""
+
+
+class HostMemory(Protocol):
+    """Where a program's copies go, kept between its runs."""
+
+    def transfers(self) -> AbstractContextManager[Transfers]:
+        """For one run."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """How a tensor lies on its storage."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int  # elements
+    nbytes: int  # of the storage
+    device: torch.device
+    conjugate: bool
+    negative: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorLayout:
+        return cls(
+            tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.untyped_storage().nbytes(), tensor.device,
+            tensor.is_conj(), tensor.is_neg(),
+        )  # fmt: skip
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        tensor = torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.size, self.stride)
+        tensor = tensor.conj() if self.conjugate else tensor
+        return torch._neg_view(tensor) if self.negative else tensor
+
+
+class Stream(Protocol):
+    """Work that is done in its order, beside that of other streams. `torch.cuda.Stream` is one."""
+
+    def record_event(self) -> Any:
+        """The moment at which all work given to the stream so far is done."""
+
+    def wait_event(self, event: Any) -> None:
+        """Do work given from now on only after that moment."""
+
+
+class Streams(Protocol):
+    """What `StreamedMemory` wants of a device."""
+
+    def computing(self) -> Stream:
+        """The stream that the program's operators run on now."""
+
+    def copying(self) -> Stream:
+        """A new stream."""
+
+    def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Give a stream the work of copying bytes; returns at once."""
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """So many bytes of the host's memory that the device can reach by itself."""
+
+
+@dataclass(frozen=True)
+class CudaStreams:
+    """A CUDA device's."""
+
+    device: torch.device
+
+    def computing(self) -> Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def copying(self) -> Stream:
+        """A stream that waits for nobody unless told to."""
+        return torch.cuda.Stream(self.device)
+
+    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
+        """An asynchronous copy: one end is pinned."""
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Page-locked memory; the first request for it makes the device wait, so it is kept."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Pinned memory, and the moment from which on nothing reads it."""
+
+    memory: torch.Tensor
+    idle: Any = None
+
+
+class StreamedMemory:
+    """Copies on two streams, one each way, over pinned buffers that are kept from step to step.
+
+    Why no memory is read or written too early, without `record_stream`: all of the device's memory is asked for and let go on the
+    computing stream, so its allocator gives a block away again only to work that comes later on that stream.
+
+    - A store's source was made by work given to the computing stream before: the copy waits for that moment.
+    - The source lives until its drop. There the computing stream waits for the copy, so whoever gets that memory next comes after it.
+    - A load's target may lie where work still queued on the computing stream reads or writes: the copy waits for the moment of the load.
+    - A loaded tensor's readers, and whoever gets its memory after it, come after `arrived`, where the computing stream waits for the copy.
+    - A load reads what a store has written: it waits for the moment at which that is done.
+    - What the caller lends lies in memory of the same allocator: emptied after its drop, it is given memory as a load's target is.
+    - A buffer is used again once nobody refers to the copy in it. The store that does so waits until the last load of that copy is done;
+      an earlier store into the buffer is on the same stream.
+
+    After a run, whichever way it ended, the computing stream waits for both: what a failed run leaves may be let go like everything else.
+    Only then is what such a run has borrowed given back.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self._way: tuple[Stream, Stream] | None = None  # to the host and back; made by the first run
+        self._idle: dict[int, list[_Buffer]] = {}  # by size; `append` and `pop` are safe among threads
+
+    @contextmanager
+    def transfers(self) -> Iterator[StreamedTransfers]:
+        """For one run."""
+        if self._way is None:
+            self._way = self.streams.copying(), self.streams.copying()
+        run = StreamedTransfers(self, *self._way)
+        try:
+            yield run
+        except BaseException as error:  # raised again: offloaded state is the caller's, however the run ended
+            run.settle()
+            run.give_back(error)
+            raise
+        run.settle()
+
+    @property
+    def idle_bytes(self) -> int:
+        """The pinned memory that is kept and not in use now."""
+        return sum(size * len(buffers) for size, buffers in self._idle.items())
+
+    def take(self, nbytes: int) -> _Buffer:
+        """A buffer of at least so many bytes. Sizes are powers of two, as PyTorch's allocator of pinned memory makes them anyway."""
+        size = 1 << max(nbytes - 1, 0).bit_length()
+        try:
+            return self._idle.setdefault(size, []).pop()
+        except IndexError:
+            return _Buffer(self.streams.pinned(size))
+
+    def give_back(self, buffer: _Buffer) -> None:
+        """Keep a buffer for another copy."""
+        self._idle[buffer.memory.numel()].append(buffer)
+
+
+class _StreamedCopy:
+    """What a store hands out. Its buffer goes back when nobody refers to it any more, also where a step fails in its midst."""
+
+    def __init__(self, memory: StreamedMemory, look: TensorLayout) -> None:
+        self.look, self.stored = look, None
+        self._memory, self.buffer = memory, memory.take(look.nbytes)
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The part of the buffer that the copy fills."""
+        return self.buffer.memory[: self.look.nbytes]
+
+    def __del__(self) -> None:
+        if hasattr(self, "buffer"):  # not where there was no memory for one
+            self._memory.give_back(self.buffer)
+
+
+class StreamedTransfers:
+    """One run's copies. The computing stream is looked up anew each time: it is the one that operators go to."""
+
+    def __init__(self, memory: StreamedMemory, to_host: Stream, from_host: Stream) -> None:
+        self._memory, self._streams = memory, memory.streams
+        self._to_host, self._from_host = to_host, from_host
+        self._arriving: dict[int, Any] = {}  # by address: the moment at which a loaded storage is filled
+        self._empty: dict[int, tuple[torch.Tensor, _StreamedCopy]] = {}  # by identity: what the caller is owed
+
+    def store(self, tensor: torch.Tensor) -> _StreamedCopy:
+        """Begin to copy the tensor's storage, once it is made and the buffer is free."""
+        copy = _StreamedCopy(self._memory, TensorLayout.of(tensor))
+        self._to_host.wait_event(self._streams.computing().record_event())
+        if copy.buffer.idle is not None:
+            self._to_host.wait_event(copy.buffer.idle)
+        self._streams.copy(self._to_host, copy.bytes, _bytes_of(tensor))
+        copy.stored = self._to_host.record_event()
+        return copy
+
+    def drop(self, tensor: torch.Tensor, copy: _StreamedCopy) -> None:
+        """What is computed from here on comes after the copy."""
+        self._streams.computing().wait_event(copy.stored)
+
+    def load(self, copy: _StreamedCopy) -> torch.Tensor:
+        """Memory as the computing stream has it to give, filled once that stream is done with it and the copy is whole."""
+        look = copy.look
+        return self._filled(look.on(torch.empty(look.nbytes, dtype=torch.uint8, device=look.device).untyped_storage()), copy)
+
+    def _filled(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
+        """The tensor, whose memory the computing stream has just been given."""
+        self._from_host.wait_event(self._streams.computing().record_event())
+        self._from_host.wait_event(copy.stored)
+        self._streams.copy(self._from_host, _bytes_of(tensor), copy.bytes)
+        copy.buffer.idle = self._arriving[_address(tensor)] = self._from_host.record_event()
+        return tensor
+
+    def arrived(self, tensor: torch.Tensor) -> None:
+        """What is computed from here on comes after the copy."""
+        self._streams.computing().wait_event(self._arriving.pop(_address(tensor)))
+
+    def empty(self, tensor: torch.Tensor, copy: _StreamedCopy) -> None:
+        """A drop, after which the memory may be given to what is computed from here on."""
+        self.drop(tensor, copy)
+        tensor.untyped_storage().resize_(0)
+        self._empty[id(tensor)] = tensor, copy
+
+    def refill(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
+        tensor.untyped_storage().resize_(copy.look.nbytes)
+        del self._empty[id(tensor)]
+        return self._filled(tensor, copy)
+
+    def give_back(self, error: BaseException) -> None:
+        """Fill what a failed run has left empty, in memory that its variables hold."""
+        if self._empty:
+            traceback.clear_frames(error.__traceback__)
+            for tensor, copy in list(self._empty.values()):
+                self.refill(tensor, copy)
+            self.settle()
+
+    def settle(self) -> None:
+        """What is computed from here on comes after all copies so far."""
+        for stream in (self._to_host, self._from_host):
+            self._streams.computing().wait_event(stream.record_event())
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's whole storage as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+_known: WeakValueDictionary[str, StreamedMemory] = WeakValueDictionary()
+
+
+def host_memory(device: str) -> HostMemory:
+    """The host's memory for programs on a device. On CUDA they share it, and it is let go of with the last of them."""
+    if torch.device(device).type != "cuda":
+        return DirectMemory()
+    known = _known.get(device)
+    if known is None:
+        known = _known[device] = StreamedMemory(CudaStreams(torch.device(device)))
+    return known
+
+
+@dataclass(frozen=True)
+class _DirectCopy:
+    look: TensorLayout
+    storage: torch.UntypedStorage
+
+
+class DirectMemory:
+    """For a device without streams: the host's memory is its own, and copies are done when they are asked for."""
+
+    @contextmanager
+    def transfers(self) -> Iterator[DirectTransfers]:
+        """For one run."""
+        run = DirectTransfers()
+        try:
+            yield run
+        finally:
+            for tensor, copy in list(run.empty_now.values()):
+                run.refill(tensor, copy)
+
+
+class DirectTransfers:
+    """One run's copies."""
+
+    def __init__(self) -> None:
+        self.empty_now: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
+
+    def store(self, tensor: torch.Tensor) -> _DirectCopy:
+        return _DirectCopy(TensorLayout.of(tensor), tensor.untyped_storage().clone())
+
+    def drop(self, tensor: torch.Tensor, copy: _DirectCopy) -> None:
+        """Nothing: the copy is whole."""
+
+    def load(self, copy: _DirectCopy) -> torch.Tensor:
+        """A tensor on a copy of the copy, which may be wanted again."""
+        return copy.look.on(copy.storage.clone())
+
+    def arrived(self, tensor: torch.Tensor) -> None:
+        """Nothing: it is filled."""
+
+    def empty(self, tensor: torch.Tensor, copy: _DirectCopy) -> None:
+        """Let its memory go."""
+        tensor.untyped_storage().resize_(0)
+        self.empty_now[id(tensor)] = tensor, copy
+
+    def refill(self, tensor: torch.Tensor, copy: _DirectCopy) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storage.resize_(copy.look.nbytes)
+        storage.copy_(copy.storage)
+        del self.empty_now[id(tensor)]
+        return tensor

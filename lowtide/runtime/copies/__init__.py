@@ -1,1 +1,0 @@
-"""Copies to the host and back while a program runs."""
