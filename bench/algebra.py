@@ -28,7 +28,7 @@ from bench import models
 from bench.models.language import hugging_face
 from bench.models.workload import Entry, Workload, keyword_loss, labels, plain_sgd
 from bench.results import Cell, Results, with_kept
-from lowtide.api import machine
+from lowtide.planning import machine
 
 SHARE = 0.6
 COLUMNS = (

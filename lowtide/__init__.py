@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from lowtide.api.place import place
     from lowtide.api.running.verify import MeasuredStep, Verification
     from lowtide.api.saved.load import load_frozen
-    from lowtide.api.stages import Stage
     from lowtide.api.step import Step
+    from lowtide.base.stages import Stage
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
     from lowtide.placement.base import Placement
@@ -53,7 +53,7 @@ _MODULES = {
     "Run": "lowtide.api.options",
     "Schedule": "lowtide.schedule.base",
     "Shapes": "lowtide.api.options",
-    "Stage": "lowtide.api.stages",
+    "Stage": "lowtide.base.stages",
     "Status": "lowtide.problems.status",
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep.search",

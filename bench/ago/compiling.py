@@ -31,7 +31,7 @@ def taken(name: str) -> None:
     import torch
 
     import lowtide
-    from lowtide.api import machine
+    from lowtide.planning import machine
 
     torch.set_num_threads(1)
     model, args = case(name).built()

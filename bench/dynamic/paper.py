@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-import lowtide.api.machine as machine
+import lowtide.planning.machine as machine
 from bench.dynamic.lengths import LONGEST, SHORTEST
 from bench.dynamic.task import Batch, loss
 from bench.in_values import in_values

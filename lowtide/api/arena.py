@@ -8,9 +8,9 @@ from functools import cache
 
 import torch
 
-from lowtide.api.stages import Stages
 from lowtide.base.folders import directory
 from lowtide.base.messages import warn
+from lowtide.base.stages import Stages
 from lowtide.cuda import native as cuda_native
 from lowtide.placement import Auto, Placer, place
 from lowtide.placement.base import warm_up

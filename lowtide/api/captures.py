@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.stages import Stages
 from lowtide.base.folders import warn_once
+from lowtide.base.stages import Stages
 from lowtide.capture.batches import objects_in
 from lowtide.capture.care.follower import changed_each_time
 from lowtide.capture.care.generators import known_generators

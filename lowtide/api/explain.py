@@ -13,13 +13,12 @@ from torch import nn
 
 from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
 from lowtide.api.captures import Captures
-from lowtide.api.machine import Machine
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.ranges.notation import varying_of
-from lowtide.api.stages import Stages, wants_progress
 from lowtide.base.garbage import collected_seldom
 from lowtide.base.messages import bytes_text, time_text
+from lowtide.base.stages import Stages, wants_progress
 from lowtide.capture.batches import largest, positional_and_keyword
 from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.capture.program import TrainingProgram
@@ -34,6 +33,7 @@ from lowtide.plan.snapshot import Snapshot, kind_text
 from lowtide.plan.summary import snapshot_lines
 from lowtide.plan.table import pattern
 from lowtide.planning.candidate import Candidate
+from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, Memory
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, schedule
@@ -229,7 +229,9 @@ def explain(
         program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
     stages = Stages(planning.callback, wants_progress(planning.progress))
     asked = PlanningSettings(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
-    maker = StepMaker(Captures(model, program, target, stages), Machine(target, machine, workspaces, run.swap, stages), asked, None, stages)
+    maker = StepMaker(
+        Captures(model, program, target, stages), Machine(str(target), machine, workspaces, run.swap, stages), asked, None, stages
+    )
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
     peak = captured.eager(plan.granule_bytes).peak

@@ -8,11 +8,10 @@ from typing import Any
 
 from lowtide.api.arguments import detached
 from lowtide.api.captures import Captures
-from lowtide.api.machine import Machine
 from lowtide.api.ranks.group import agreed_plans, compare_programs
 from lowtide.api.running.variant import Variant
-from lowtide.api.stages import Stages
 from lowtide.base.garbage import collected_seldom
+from lowtide.base.stages import Stages
 from lowtide.capture.batches import with_stand_ins
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.difference import difference
@@ -28,6 +27,7 @@ from lowtide.ir.operators.nodes import is_view
 from lowtide.plan.cost_report import GeneratedRegion, Kernel
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
+from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
 from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Limit, Memory, Request

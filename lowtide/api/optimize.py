@@ -21,20 +21,20 @@ from lowtide.api.arguments import (
     warn_of_nowhere_to_swap,
 )
 from lowtide.api.captures import Captures
-from lowtide.api.machine import Machine
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.ranks.group import ProcessGroupSetup
-from lowtide.api.stages import Stages, wants_progress
 from lowtide.api.step import Step
 from lowtide.base.files import read_utf8
+from lowtide.base.stages import Stages, wants_progress
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import counters_of, torch_optimizer
 from lowtide.capture.program import TrainingProgram
 from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
+from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, Memory
 from lowtide.ranges.range_json import WrittenRange, is_range, read_range
 from lowtide.runtime.batch import BatchSpec
@@ -170,7 +170,7 @@ def optimize(
     check_uncut(varying, said.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers)
     links_bytes_per_s = 0.0 if obstacle else group_setup.links_bytes_per_s(target)
-    here = Machine(target, machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
+    here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
     of_shapes = StepMaker(capturing, here, asked, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes

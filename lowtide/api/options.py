@@ -14,7 +14,7 @@ from lowtide.api.ranges.notation import AUTO
 from lowtide.api.ranks.group import SHARDS
 from lowtide.api.running import check as second_look
 from lowtide.api.running import shapes as new_shapes
-from lowtide.api.stages import Callback
+from lowtide.base.stages import Callback
 from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset

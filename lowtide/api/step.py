@@ -21,9 +21,9 @@ from lowtide.api.running.check import Recaptures, SecondLook
 from lowtide.api.running.variant import Variant
 from lowtide.api.running.verify import MeasuredStep, Verification, verified
 from lowtide.api.saved.save import freeze, save
-from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
+from lowtide.base.stages import Stages
 from lowtide.capture.batches import can_stand_in
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts

@@ -18,9 +18,8 @@ from functorch.compile import aot_module_simplified
 from torch import fx
 
 from lowtide.api.captures import Captures
-from lowtide.api.machine import Machine
 from lowtide.api.maker import PlanningSettings, StepMaker
-from lowtide.api.stages import Stages
+from lowtide.base.stages import Stages
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.memory import order_problem, simulate
@@ -30,6 +29,7 @@ from lowtide.ir.operators.nodes import is_view
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
+from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, Memory, sweeps_of
 from lowtide.rewrite.base import replace_nodes
 from lowtide.runtime.program import Program
@@ -185,7 +185,7 @@ class _Joint:
         meta = tuple(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in fakes)
         stages = Stages(None, False)
         capturing = _Capturing(module.eval(), None, device, stages, names=tuple(node.name for node in placeholders), count=count)
-        machine = Machine(device, None, said.workspaces, False, stages)
+        machine = Machine(str(device), None, said.workspaces, False, stages)
         asked = PlanningSettings(Limit.of(said.memory, said.latency), False, Auto(), sweeps_of(said.effort, None))
         with torch.no_grad():
             plan = _planned(StepMaker(capturing, machine, asked, None, stages), meta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,18 @@ from lowtide.schedule import Schedule, Solver, schedule, schedule_all
 _REWRITES = (read_results, split_results)
 
 Found = TypeVar("Found")
+
+
+class Captured(Protocol):
+    """A captured program, as planning takes it."""
+
+    @property
+    def graph(self) -> Graph:
+        """What it computes."""
+
+    @property
+    def held(self) -> HeldStorages:
+        """What eager PyTorch holds of it for longer."""
 
 
 class Eager(NamedTuple):

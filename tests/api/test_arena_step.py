@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import lowtide
 from bench.in_values import in_values
 from lowtide.api import arena as api_arena
-from lowtide.api.stages import Stages
+from lowtide.base.stages import Stages
 from lowtide.runtime.arena import native
 from tests.api.networks import chosen_rows, convnet, cross_entropy, pictures, rows, sgd, squares, workload
 from tests.arenas import skip_without_arenas

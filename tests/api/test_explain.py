@@ -232,8 +232,8 @@ def test_nothing_of_the_model_runs(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("an operator was measured")
 
-    monkeypatch.setattr("lowtide.api.machine.measure_workspaces", refuse)
-    monkeypatch.setattr("lowtide.api.machine.measure_timings", refuse)
+    monkeypatch.setattr("lowtide.planning.machine.measure_workspaces", refuse)
+    monkeypatch.setattr("lowtide.planning.machine.measure_timings", refuse)
     model = nn.Linear(8, 8)
     explain(model, (torch.randn(4, 8),), loss=squares, optimizer=sgd(model), **in_values(**QUIET))
 

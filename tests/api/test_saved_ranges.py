@@ -54,7 +54,7 @@ def again(saved, monkeypatch):
     """The step that the file gives, without any search."""
     for name in ("ranges.orders.schedule_all", "remat.sweep.search.Sweep.explore", "api.ranges.measurements.measure_workspaces"):
         monkeypatch.setattr(f"lowtide.{name}", nothing_new)
-    monkeypatch.setattr("lowtide.api.ranges.measurements.measure_timings", nothing_new)
+    monkeypatch.setattr("lowtide.ranges.measurements.measure_timings", nothing_new)
     return step_of(net(), plan=saved[1])
 
 

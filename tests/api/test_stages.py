@@ -8,8 +8,8 @@ import torch
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api import stages
-from lowtide.api.stages import Stages
+from lowtide.base import stages
+from lowtide.base.stages import Stages
 from tests.api.networks import Gpt, adamw, next_token, workload
 
 MAKE = workload(Gpt, lambda: (torch.randint(0, 50, (4, 32)),), next_token, adamw)

@@ -20,7 +20,6 @@ import lowtide
 from bench import torchvision_shim
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
-from lowtide.api import machine
 from lowtide.api.running import variant
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
@@ -31,6 +30,7 @@ from lowtide.ir.operators.nodes import is_transfer
 from lowtide.lower.python import lower
 from lowtide.plan.cost_report import CostReport
 from lowtide.plan.plan import Plan
+from lowtide.planning import machine
 from lowtide.remat.write_out import rematerialise
 from lowtide.runtime.copies import DirectTransfers, StreamedMemory, StreamedTransfers
 from lowtide.schedule import ProgramOrder

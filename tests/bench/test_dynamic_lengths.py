@@ -8,7 +8,7 @@ from bench.dynamic.lengths import HISTOGRAM, LONGEST, SHORTEST, batches, bucket,
 from bench.dynamic.paper import instead_of_equal_graphs
 from bench.dynamic.task import IGNORED, Task, padded
 from bench.dynamic.variants import VARIANTS
-from lowtide.api import machine
+from lowtide.planning import machine
 
 
 def test_lengths_are_of_the_histogram():

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api.machine import Machine
 from lowtide.api.running import variant
 from lowtide.cpu.build.networks import InOrder
 from lowtide.errors import CheckError, FormatError
@@ -22,6 +21,7 @@ from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower
+from lowtide.planning.machine import Machine
 from lowtide.regions import clusters as clusters_module
 from lowtide.regions import compilation as compiled
 from lowtide.regions.bodies import Compiled, with_compiled

@@ -13,8 +13,8 @@ from torch import nn
 import lowtide
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
-from lowtide.api import machine
 from lowtide.cost.profiler import measure_memory
+from lowtide.planning import machine
 from lowtide.runtime.copies import StreamedMemory, host_memory
 from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL

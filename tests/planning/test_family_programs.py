@@ -11,7 +11,6 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import lowtide
-from lowtide.api.ranges import measurements as measured
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
 from lowtide.cost.measures import Measures
@@ -24,6 +23,7 @@ from lowtide.ir.shapes.points import at
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.request import Budget
+from lowtide.ranges import measurements as measured
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.planner import RangePlanner
 from lowtide.ranges.points import sample_points

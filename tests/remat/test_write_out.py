@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import lowtide.api.machine as machine
+import lowtide.planning.machine as machine
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import lowtide.api.machine as machine
+import lowtide.planning.machine as machine
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.check.graph_check import check_graph, check_order

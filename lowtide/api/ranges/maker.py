@@ -19,9 +19,9 @@ from lowtide.api.captures import Captures
 from lowtide.api.maker import Family, PlanningSettings, StepMaker
 from lowtide.api.ranges.notation import Seen, fixed_beside, guessed, shapes_of
 from lowtide.api.ranges.region import LimitedRange, RangePart, bounded, in_steps, narrowed, what_on
-from lowtide.api.stages import Stages
 from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
+from lowtide.base.stages import Stages
 from lowtide.capture.batches import largest
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.sizes.probes import is_dense

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from lowtide.api.machine import Machine
-from lowtide.api.ranges.measurements import all_ranged
 from lowtide.api.running.variant import Variant
 from lowtide.capture.data.facts import at_numbers
 from lowtide.capture.trace import CapturedStep
@@ -20,8 +18,10 @@ from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_ran
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
 from lowtide.ir.sizes import Size
+from lowtide.planning.machine import Machine
 from lowtide.planning.request import Request
 from lowtide.ranges.family import PlanFamily
+from lowtide.ranges.measurements import all_ranged
 from lowtide.ranges.member import Member
 from lowtide.ranges.planner import RangePlanner
 from lowtide.ranges.range_json import WrittenPart

@@ -9,6 +9,7 @@ is run, and what is remembered still serves. Trials in a process of their own ma
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.base.messages import warn
+from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.cost.lab import trial
 from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe, signature
@@ -26,6 +28,7 @@ from lowtide.errors import FormatError
 from lowtide.ir import result_specs as made
 from lowtide.ir.graph import Atom, Node
 from lowtide.kernels import made_of
+from lowtide.plan.contents import Provenance
 
 _SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now
 SHOWN = 160  # characters of a call that a warning shows
@@ -301,3 +304,8 @@ def device_of(node: Node) -> str:
         return values[0].storage.device
     devices = [arg.name for arg in (*node.args, *(arg for _, arg in node.kwargs)) if isinstance(arg, Atom) and arg.kind == "device"]
     return devices[0] if devices else "cpu"
+
+
+def provenance_here(device: str) -> Provenance:
+    """With what a plan for a device is made here."""
+    return Provenance(VERSION, torch.__version__, device, platform.python_version(), torch.get_num_threads())

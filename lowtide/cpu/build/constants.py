@@ -1,4 +1,4 @@
-"""Follows the recipes of `ir.packed`: constants as kernels read them, in one aligned block. Norms are folded in double precision."""
+"""Follows the recipes of `cpu.recipes`: constants as kernels read them, in one aligned block. Norms are folded in double precision."""
 
 from __future__ import annotations
 

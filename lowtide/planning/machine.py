@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
-
-from lowtide.api.stages import Say, Stages
-from lowtide.base.release import VERSION
-from lowtide.capture.trace import CapturedStep
+from lowtide.base.stages import Say, Stages
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
-from lowtide.cost.lab.laboratory import Laboratory, Listener
+from lowtide.cost.lab.laboratory import Laboratory, Listener, provenance_here
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.cpu.build.networks import networked
 from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
-from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_graph
 from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
@@ -33,7 +28,7 @@ _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up t
 class Machine:
     """This machine, or one that is simulated."""
 
-    device: torch.device  # of the model
+    device: str  # of the model
     simulated: Device | None  # where that is not this one
     tries: bool  # operators may be tried: their temporaries, and their times where these matter
     swap: bool  # tensors may be sent to the host and back, where the device has memory of its own
@@ -45,25 +40,25 @@ class Machine:
         """Where operators are tried; where they may not be, it only remembers."""
         return Laboratory(gradients=gradients, tries=self.tries and self.simulated is None)
 
-    def name(self, captured: CapturedStep) -> str:
+    def name(self, captured: Captured) -> str:
         """The device that a program is planned for: "cpu", "cuda:0", "rtx3090"."""
         if self.simulated is not None:
             return self.simulated.name
-        return max((value.storage.device for value in captured.graph.inputs), default=str(self.device))
+        return max((value.storage.device for value in captured.graph.inputs), default=self.device)
 
-    def granule_bytes(self, captured: CapturedStep) -> int:
+    def granule_bytes(self, captured: Captured) -> int:
         """What its allocator rounds every request up to."""
         if self.simulated is not None:
             return self.simulated.granule_bytes
         return _CUDA_GRANULE_BYTES if self._is_gpu(captured) else 1
 
-    def _is_gpu(self, captured: CapturedStep) -> bool:
+    def _is_gpu(self, captured: Captured) -> bool:
         return self.name(captured).startswith("cuda")
 
-    def provenance(self, captured: CapturedStep) -> Provenance:
-        return Provenance(VERSION, torch.__version__, self.name(captured), platform.python_version(), torch.get_num_threads())
+    def provenance(self, captured: Captured) -> Provenance:
+        return provenance_here(self.name(captured))
 
-    def links(self, captured: CapturedStep) -> Device | None:
+    def links(self, captured: Captured) -> Device | None:
         """The device over whose links to a host tensors may be swapped; None where there is nowhere to swap to."""
         if not self.swap or (self.simulated is None and not self._is_gpu(captured)):
             return None
@@ -72,7 +67,7 @@ class Machine:
 
     def candidates(
         self,
-        captured: CapturedStep,
+        captured: Captured,
         laboratory: Laboratory,
         *,
         exact: bool,
@@ -99,21 +94,21 @@ class Machine:
         made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
 
-    def networked(self, captured: CapturedStep, chosen: Graph | None = None) -> Graph | None:
+    def networked(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
         """The captured graph with what this machine's compiler makes kernels for, where it can run here; as `chosen` before."""
         if self.simulated is not None or not self.tries or self.name(captured) != "cpu":
             return None
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
             return networked(captured.graph, chosen, self.variants)
 
-    def _compiled_as(self, captured: CapturedStep, like: Sequence[Candidate]) -> Graph | None:
+    def _compiled_as(self, captured: Captured, like: Sequence[Candidate]) -> Graph | None:
         """The captured graph with what inductor makes kernels for; of a program like another one, with those that the other has."""
         if not like:
             return self.compiled(captured)
         other = next((each.graph for each in like if each.generated), None)
         return None if other is None else self.compiled(captured, like=other)
 
-    def compiled(self, captured: CapturedStep, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
+    def compiled(self, captured: Captured, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
         """The captured graph with what inductor makes kernels for, where it can run here; as `chosen` before, or as a graph `like` it."""
         if self.simulated is not None or not self.tries:
             return None
@@ -121,7 +116,7 @@ class Machine:
             return compiled_graph(equal_graphs(captured.graph)[-1], chosen, like, _share(say))
 
     def _in_parts(
-        self, captured: CapturedStep, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
+        self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
     ) -> tuple[dict[Graph, Rewriting], dict[Graph, int]]:
         """Of all that compute the same up to rounding, also part by part, what is worth a search, which shares its effort among all."""
         whole = {prepared(each.graph): each for each in worth_parting(known.values())}
@@ -131,7 +126,7 @@ class Machine:
         made = {each.graph: unsplit.get(each.graph) or replace(unsplit[graphs[each.of]], graph=each.graph, exact=False) for each in found}
         return {graphs[0]: known[graphs[0]]} | made, {each.graph: each.of for each in found}
 
-    def _found(self, captured: CapturedStep, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[FoundGraph]:
+    def _found(self, captured: Captured, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[FoundGraph]:
         """What a search over graphs finds, of which some may be split."""
         measured = self.timed(captured, self._with_workspaces(captured, graphs, laboratory), laboratory)
         of = {each.graph: each for each in measured}  # without those that are no equal graph after all
@@ -140,9 +135,7 @@ class Machine:
             found = found_graphs(given, self._rates(captured)(), self.granule_bytes(captured), self.links(captured))
         return [replace(each, of=graphs.index(given[each.of].graph)) for each in found]
 
-    def rewritings(
-        self, graph: Graph, captured: CapturedStep, laboratory: Laboratory, *, exact: bool, limited: bool
-    ) -> Iterator[Rewriting]:
+    def rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
         """The graph as algebra rewrites it, where it is known what that costs in time."""
         if self.simulated is None and not self.tries and not limited:
             return
@@ -158,7 +151,7 @@ class Machine:
 
         yield from (each for each in rewritings(graph, times_of, exact=exact) if limited or not each.costs_time)
 
-    def _with_workspaces(self, captured: CapturedStep, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
+    def _with_workspaces(self, captured: Captured, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
         if not self.tries or self.simulated is not None:
             granule_bytes = self.granule_bytes(captured)
             return [Candidate(graph, workspaces_within(graph.nodes, round_to=granule_bytes)) for graph in graphs]
@@ -168,11 +161,11 @@ class Machine:
         # An equal graph whose operators give results that lie otherwise than it says is none.
         return [Candidate(graph, found[graph].nbytes) for graph in graphs if graph is graphs[0] or not found[graph].unlike]
 
-    def _rates(self, captured: CapturedStep) -> Callable[[], Device]:
+    def _rates(self, captured: Captured) -> Callable[[], Device]:
         """The machine as numbers, which are measured only where a time has to be told by them."""
         return cache(lambda: self.simulated or replace(device_here(self.name(captured)), peers_bytes_per_s=self.links_bytes_per_s))
 
-    def timed(self, captured: CapturedStep, candidates: Sequence[Candidate], laboratory: Laboratory) -> tuple[Candidate, ...]:
+    def timed(self, captured: Captured, candidates: Sequence[Candidate], laboratory: Laboratory) -> tuple[Candidate, ...]:
         """The candidates with microseconds of each node: measured where operators may be run, else by roofline."""
         if self.simulated is not None:
             return tuple(_by_rates(each, self.simulated) for each in candidates)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.api.machine import Machine
-from lowtide.capture.trace import CapturedStep
 from lowtide.cost.device import Device
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.cost.measures import Measures
@@ -19,7 +17,8 @@ from lowtide.errors import CaptureError
 from lowtide.ir.graph import NOTHING_HELD, Graph, Node
 from lowtide.ir.shapes.dimension import Dimensions
 from lowtide.ir.shapes.points import AtPoint, at_points
-from lowtide.planning.candidate import equal_graphs
+from lowtide.planning.candidate import Captured, equal_graphs
+from lowtide.planning.machine import Machine
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.points import Point, largest, sample_points, smallest
 from lowtide.rewrite.algebra.rewritings import cost_of_applied, over_dimensions
@@ -49,7 +48,7 @@ class _Grid:
 
 
 def all_ranged(
-    programs: Sequence[CapturedStep], machine: Machine, laboratory: Laboratory, *, timed: bool, exact: bool
+    programs: Sequence[Captured], machine: Machine, laboratory: Laboratory, *, timed: bool, exact: bool
 ) -> list[tuple[Ranged, ...]]:
     """For each of the programs that were captured together its graph and those that compute the same, and what their nodes need.
 
@@ -61,7 +60,7 @@ def all_ranged(
     return [tuple(replace(each, written=written) for each in program) for program in found]
 
 
-def _ranged(captured: CapturedStep, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
+def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
     found: list[Ranged] = []
     equal = equal_graphs(captured.graph)
 
@@ -118,7 +117,7 @@ def _unlike(op: str, point: Mapping[str, int]) -> CaptureError:
     )
 
 
-def _times(graphs: list[Graph], captured: CapturedStep, grid: _Grid) -> NDArray[np.float64]:
+def _times(graphs: list[Graph], captured: Captured, grid: _Grid) -> NDArray[np.float64]:
     """[points, nodes] microseconds: measured for the largest and the smallest shapes, as a trial takes long.
 
     In between the machine's rates say how a time grows, and what is measured how far they are off: by a factor that goes evenly from one
