@@ -116,9 +116,13 @@ class Candidate:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""
 
         def played() -> Eager:
-            held, order = self.held_by_eager, range(len(self.graph.nodes))
-            graph = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *held.values))
-            problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True, held=held)
+            held = self.held_by_eager
+            graph = held.whole(self.graph)
+            names = ([value.name for value in node.results] for node in self.graph.nodes)
+            known = {"".join(each): nbytes for each, nbytes in zip(names, self.workspace_bytes, strict=True)}
+            order = range(len(graph.nodes))  # of what nothing needs no workspace was measured
+            spaces = [known.get("".join(value.name for value in node.results), 0) for node in graph.nodes]
+            problem = order_problem(graph, spaces, round_to=granule_bytes, eager=True, held=held)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
             spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
             timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)
