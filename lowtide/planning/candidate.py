@@ -13,7 +13,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.peak import profile_of
 from lowtide.ir.eager_storages import NOTHING_HELD, HeldStorages
-from lowtide.ir.graph import Graph
+from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.collectives.nodes import serving_collectives
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
@@ -38,6 +38,11 @@ class Eager(NamedTuple):
     peak_bytes: int
     peak: Snapshot | None  # None where it has no steps
     timeline: Timeline
+    own: tuple[int, ...]  # by its step: the node of the graph, or -1 for what nothing needs
+
+    def timed(self, node_us: Sequence[float]) -> Timeline:
+        """Its timeline with the times of the graph's nodes, where those are known."""
+        return dataclasses.replace(self.timeline, us=tuple(node_us[at] if at >= 0 else 0.0 for at in self.own) if node_us else ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,15 +123,15 @@ class Candidate:
         def played() -> Eager:
             held = self.held_by_eager
             graph = held.whole(self.graph)
-            names = ([value.name for value in node.results] for node in self.graph.nodes)
-            known = {"".join(each): nbytes for each, nbytes in zip(names, self.workspace_bytes, strict=True)}
-            order = range(len(graph.nodes))  # of what nothing needs no workspace was measured
-            spaces = [known.get("".join(value.name for value in node.results), 0) for node in graph.nodes]
+            at = {_names(node): index for index, node in enumerate(self.graph.nodes)}
+            own = tuple(at.get(_names(node), -1) for node in graph.nodes)
+            spaces = [self.workspace_bytes[index] if index >= 0 else 0 for index in own]  # of what nothing needs none was measured
+            order = range(len(graph.nodes))
             problem = order_problem(graph, spaces, round_to=granule_bytes, eager=True, held=held)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
             spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
             timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)
-            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline)
+            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline, own)
 
         return self._once(("eager", granule_bytes), played)
 
@@ -145,6 +150,10 @@ class Candidate:
         found = make()
         self._known.append((asked, found))
         return found
+
+
+def _names(node: Node) -> str:
+    return " ".join([node.op, *(value.name for value in node.results)])
 
 
 def order_together(candidates: Sequence[Candidate], solver: Solver, granule_bytes: int) -> None:
