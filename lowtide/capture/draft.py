@@ -30,17 +30,19 @@ from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Arg, Atom, Kind, Node, Slot, Source, Storage, Value
+from lowtide.ir.graph import Arg, Atom, Graph, HeldStorages, Kind, Node, Slot, Source, Storage, Value
 from lowtide.ir.operators.names import AS_STRIDED, SCATTER
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
 
 class Ends:
-    """The last node that was recorded before each storage was let go."""
+    """The last node that was recorded before each storage was let go; where autograd summed gradients, and what is rare."""
 
     def __init__(self) -> None:
         self.nodes: Sequence[Node] = ()  # what is recorded into now
+        self.summed: set[str] = set()  # results of sums of gradients
+        self.rare: set[str] = set()  # what eager computes for rare data alone
         self._last: dict[int, Node] = {}
         self._following: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -232,9 +234,9 @@ class Draft:
         self._blocks[address(tensor)] = Block(tensor, value, owned=False)
         self.ends.follow(tensor)
 
-    def held_until(self, kept: Iterable[Node]) -> dict[str, str]:
-        """By storage, the first result of the last of the `kept` nodes that ran before the program let go of it."""
-        return self.ends.until(self._blocks.items(), self.nodes, kept)
+    def held(self, whole: Graph) -> HeldStorages:
+        """What eager holds on to in the program as it was recorded."""
+        return HeldStorages((), self.ends.until(self._blocks.items(), self.nodes, whole.nodes), frozenset(self.ends.summed))
 
     def moved(self, old: torch.Tensor, new: torch.Tensor, kept: torch.Tensor) -> None:
         """The caller's storage on which `old` lies is that of `new` from here on; who still looks at the old one sees `kept`."""

@@ -35,6 +35,7 @@ from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import Arguments, Draft
 from lowtide.capture.effects.data import Data, NoData
+from lowtide.capture.formulas import eager_memory
 from lowtide.capture.formulas.autocast import calls_within
 from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import WholeTensors
@@ -44,7 +45,7 @@ from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
-from lowtide.ir.graph import Graph, Node, Slot, Source, Value
+from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value
 from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_collective, is_random
 
@@ -94,7 +95,7 @@ class Recorder(TorchDispatchMode):
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None
-        self._collectives = CollectiveChain()
+        self._collectives, self._sums = CollectiveChain(), eager_memory.GradientSums()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:
@@ -116,6 +117,16 @@ class Recorder(TorchDispatchMode):
         nodes = needed(_behind(self.stop, self.draft.nodes), results)
         before_loss = frozenset(nodes) if self._before_loss is None else self._before_loss
         return Graph(tuple(self.draft.inputs), in_order_of_harm(nodes, before_loss), results), tuple(self.draft.slots)
+
+    def held(self, graph: Graph) -> HeldStorages:
+        """What eager holds on to beside gradients, and computes beside the graph that was made of this."""
+        kept, made = iter(graph.nodes), {value for node in graph.nodes for value in node.results}
+        recorded = _behind(self.stop, self.draft.nodes)
+        nodes = [next(kept) if not node.results or node.results[0] in made else node for node in recorded]
+        usual, chosen = eager_memory.of_usual_data(nodes, self.draft.ends.rare)
+        whole = replace(graph, nodes=usual)
+        held = self.draft.held(whole)
+        return replace(held, summed=held.summed | chosen, program=None if usual == graph.nodes else whole)
 
     def note_loss(self) -> None:
         """The loss exists from here on; the latest call counts."""
@@ -155,6 +166,8 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {REFUSED}")
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.draft.literal(args[0])
+        if (writing := eager_memory.form_of(func, args, self.draft)) is not None:
+            return self.__torch_dispatch__(writing, types, args, kwargs)
         if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
             args = (self.draft.literal_number(args[0]), *args[1:])  # so a dispatch mode is handed what eager wraps in a tensor
         args, kwargs = self.draft.fake(args), self.draft.fake(kwargs)
@@ -267,10 +280,11 @@ class Recorder(TorchDispatchMode):
         name, tensors = operators.name_of(func), results_of(func, out)
         if any(t is not None and self.draft.is_new(t) for t in tensors) or not tensors:
             outputs = tuple(None if t is None or not self.draft.is_new(t) else self.draft.new_value(t, name) for t in tensors)
-            random = operators.is_random(func, args, kwargs)
-            self._append(
-                Node(name, recorded[0], outputs, recorded[1], inplace=self.draft.may_take(func, recorded, outputs), source=source), random
-            )
+            random, taken = operators.is_random(func, args, kwargs), self.draft.may_take(func, recorded, outputs)
+            node = Node(name, recorded[0], outputs, recorded[1], inplace=taken, source=source)
+            if taken and self._sums.has(node, self.draft.nodes):
+                self.draft.ends.summed.add(node.results[0].name)
+            self._append(node, random)
 
     def _record_write_to_owned(
         self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, written: tuple[int | str, ...], source: Source | None
@@ -358,6 +372,9 @@ class Recorder(TorchDispatchMode):
 
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""
+        self._sums.note(len(self.draft.nodes))
+        if eager_memory.is_rare():
+            self.draft.ends.rare.update(value.name for value in node.results)
         if random:
             drawn = draw(node, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))
             if drawn is not None:

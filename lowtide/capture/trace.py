@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,7 +55,7 @@ from lowtide.capture.sizes.symbols import Symbols, nothing_twice
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
-from lowtide.ir.graph import Graph, HeldStorages, Kind, Slot, Value
+from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Slot, Value
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.shapes.dimension import FIXED, Varying
 
@@ -106,7 +106,7 @@ class CapturedStep:
     detached: tuple[int, ...] = ()  # outputs that are other tensors on memory of the caller's than the caller has
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
     trained: tuple[str, ...] = ()  # the parameters that those gradients are of
-    held_until: Mapping[str, str] = field(default_factory=dict)  # as `HeldStorages` says
+    eager: HeldStorages = NOTHING_HELD  # but for those gradients
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
     beside: Beside = NOTHING  # what the program has read beside the model
     left: StepOutputs = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
@@ -116,7 +116,7 @@ class CapturedStep:
     @property
     def held(self) -> HeldStorages:
         """What eager holds for longer than the graph needs it."""
-        return HeldStorages(self.gradients, self.held_until)
+        return replace(self.eager, values=self.gradients)
 
     def with_settling(self, settling: FlagRecorder, model: nn.Module) -> CapturedStep:
         """The program after a first step, which runs it as well: what that puts somewhere is no reason to capture anew."""
@@ -323,7 +323,7 @@ class Trace:
             detached,
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
-            recorder.draft.held_until(graph.nodes),
+            recorder.held(graph),
             self.symbols.conditions(),
             left=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
             settling=FlagRecorder(tuple(self.reads.memos(self.model))),

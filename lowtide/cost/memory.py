@@ -146,7 +146,7 @@ class _Tasks:
         kept = (*(value.storage for value in graph.outputs), *offloadable, *_given_back(graph))
         self.kept = {self.tensor_of[storage] for storage in kept if storage in self.tensor_of}
         self.nodes = graph.nodes
-        self.eager = eager
+        self.eager, self.summed = eager, held.summed
         self.held = _held_at(graph, held.until)  # by node: storages that are not let go before it has run
 
     def of(self, index: int, workspace_bytes: int, after: tuple[int, ...]) -> Task:
@@ -170,8 +170,9 @@ class _Tasks:
         if output is None or self.maker_of.get(output.storage) != index:
             return ()
         slots: dict[int, int] = {}  # by tensor: two candidates may be views of one storage
+        free = not self.eager or output.name in self.summed
         for slot, (value, overload) in enumerate(node.inplace):
-            if self._may_take(node, value, output) and (not self.eager or overload == node.op or writes_in_place(overload)):
+            if (free or overload == node.op or writes_in_place(overload)) and self._may_take(node, value, output):
                 slots.setdefault(self.tensor_of[value.storage], slot)
         return tuple(slots.items())
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TypeAlias, Union
 
@@ -179,14 +179,20 @@ def values_of(arg: Arg) -> list[Value]:
 
 @dataclass(frozen=True, eq=False)
 class HeldStorages:
-    """Gradients, until after the step; and what names in the program or autograd hold on to, until they let go of it."""
+    """What eager holds for longer than the graph needs it, and what it computes beside.
+
+    Gradients are held until after the step; the rest until names in the program or autograd let go of it.
+    """
 
     values: tuple[Value, ...] = ()  # to the end
     until: Mapping[str, str] = field(default_factory=dict)  # by storage: the first result of the last node that runs while it is held
+    summed: frozenset[str] = frozenset()  # sums of gradients, and of branches: where the first of their inputs that dies lay
+    program: Graph | None = None  # with what nothing needs and eager computes all the same; None where that is nothing
+    point: Mapping[str, int] | None = None  # at which it is meant, where it is over dimensions
 
-    def in_graph(self, graph: Graph) -> HeldStorages:
-        names = {value.name for value in self.values}
-        return HeldStorages(tuple(value for node in graph.nodes for value in node.results if value.name in names), self.until)
+    def at(self, point: Mapping[str, int]) -> HeldStorages:
+        """The same of a program over dimensions, at a point."""
+        return replace(self, point=point)
 
 
 NOTHING_HELD = HeldStorages()

@@ -11,8 +11,9 @@ import numpy as np
 
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, profile_of, simulate
-from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages
+from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Node
 from lowtide.ir.operators.nodes import serving_collectives
+from lowtide.ir.shapes.points import at
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.plan.timeline import Timeline
@@ -47,6 +48,11 @@ class Eager(NamedTuple):
     peak_bytes: int
     peak: Snapshot | None  # None where it has no steps
     timeline: Timeline
+    own: tuple[int, ...]  # by its step: the node of the graph, or -1 for what nothing needs
+
+    def timed(self, node_us: Sequence[float]) -> Timeline:
+        """Its timeline with the times of the graph's nodes, where those are known."""
+        return dataclasses.replace(self.timeline, us=tuple(node_us[at] if at >= 0 else 0.0 for at in self.own) if node_us else ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +131,17 @@ class Candidate:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""
 
         def played() -> Eager:
-            held, order = self.held_by_eager, range(len(self.graph.nodes))
-            graph = dataclasses.replace(self.graph, outputs=(*self.graph.outputs, *held.values))
-            problem = order_problem(graph, self.workspace_bytes, round_to=granule_bytes, eager=True, held=held)
+            held = self.held_by_eager
+            graph = _as_eager(self.graph, held)
+            index = {_names(node): number for number, node in enumerate(self.graph.nodes)}
+            own = tuple(index.get(_names(node), -1) for node in graph.nodes)
+            spaces = [self.workspace_bytes[at] if at >= 0 else 0 for at in own]  # of what nothing needs none was measured
+            order = range(len(graph.nodes))
+            problem = order_problem(graph, spaces, round_to=granule_bytes, eager=True, held=held)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
             spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
             timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)
-            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline)
+            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline, own)
 
         return self._once(("eager", granule_bytes), played)
 
@@ -150,6 +160,19 @@ class Candidate:
         found = make()
         self._known.append((asked, found))
         return found
+
+
+def _as_eager(graph: Graph, held: HeldStorages) -> Graph:
+    """The program as eager runs it, whose graph is this one. What is held to the end is among its outputs."""
+    if held.program is not None:
+        graph = held.program if held.point is None else at(held.program, held.point)
+    names = {value.name for value in held.values}
+    kept = (value for node in graph.nodes for value in node.results if value.name in names)
+    return dataclasses.replace(graph, outputs=(*graph.outputs, *kept))
+
+
+def _names(node: Node) -> str:
+    return " ".join([node.op, *(value.name for value in node.results)])
 
 
 def order_together(candidates: Sequence[Candidate], solver: Solver, granule_bytes: int) -> None:

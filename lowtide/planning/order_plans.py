@@ -65,6 +65,6 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
         program=captured.program(request.provenance.torch, granule_bytes),
         node_us=best.node_us,
         issue_us=best.issue_us,
-        eager=dataclasses.replace(captured.eager(granule_bytes).timeline, us=captured.node_us),
+        eager=captured.eager(granule_bytes).timed(captured.node_us),
     )
     return dataclasses.replace(plan, algebra=told(best.applied_rules, plan))

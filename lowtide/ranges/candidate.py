@@ -123,7 +123,7 @@ class Ranged:
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
         graph = self.at_largest if dict(point) == largest(self.dimensions) else self._at(point)
-        held = self.held_by_eager.in_graph(graph)
+        held = self.held_by_eager.at(point)
         applied_rules = tuple(
             applied_rule.at(partial(size_at, dimensions=self.dimensions, point=point)) for applied_rule in self.applied_rules
         )

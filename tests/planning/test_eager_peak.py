@@ -126,6 +126,79 @@ def test_eagers_peak_is_what_its_loop_takes(name):
     assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
 
 
+ROWS, WIDTH = 128, 32
+PLACES, ROW = torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) * 7 % WIDTH, torch.arange(ROWS) * 5 % ROWS
+
+
+def _unused(x):
+    """A metric that is computed and never read, by a name that lives to the end."""
+    chances = x.detach().softmax(1)
+    torch.cat([chances, chances]).amax(1)
+    return x.tanh()
+
+
+class _Wasteful(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        torch.cat([x] * 4).sum()
+        return grad * 2
+
+
+FUNCTIONS = {
+    "unused": _unused,
+    "unused in a formula": _Wasteful.apply,
+    "unused gradient": lambda x: torch.zeros(ROWS, WIDTH).scatter_reduce(1, PLACES, x, "amax"),
+    "largest": lambda x: x.max(1).values,
+    "top": lambda x: x.topk(4, 1).values,
+    "gathered": lambda x: x.gather(1, PLACES).tanh(),
+    "indexed": lambda x: x + x[ROW] * 2,
+    "taken": lambda x: x.take(PLACES.flatten()).sin(),
+    "summed": lambda x: F.triplet_margin_loss(x[:32], x[32:64], x[64:96]),
+    "summed thrice": lambda x: torch.trapezoid(x),
+    "branches": lambda x: x.prod(1),
+    "branches of running products": lambda x: x.cumprod(1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_eagers_peak_is_what_one_operator_takes(name):
+    """What nothing needs counts, sums and gradients by places are in place, of two branches one is taken."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, WIDTH), torch.randn(ROWS, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def loss(model, x):
+        return FUNCTIONS[name](model(x)).square().mean()
+
+    def loop():
+        optimizer.zero_grad()
+        result = loss(model, x)
+        result.backward()
+        optimizer.step()
+
+    loop()
+    taken_bytes = _most_bytes(loop, optimizer)
+    plan = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(progress=False)).plan
+    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
+
+
+def test_what_nothing_needs_counts_over_a_range():
+    model, x = nn.Linear(8, WIDTH), torch.randn(ROWS, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    settings = {"loss": lambda model, x: _unused(model(x)).square().mean(), "optimizer": optimizer}
+    planning = lowtide.Planning(progress=False)
+    torch.manual_seed(0)
+    step = lowtide.optimize(model, (x,), shapes=lowtide.Shapes(dynamic={0: {0: (ROWS // 2, ROWS)}}), planning=planning, **settings)
+    fixed = lowtide.optimize(model, (x,), planning=planning, **settings)
+    assert step.plan.eager_peak_bytes == fixed.plan.eager_peak_bytes
+
+
 def _most_bytes(loop, optimizer):
     """The most that is allocated at once beyond what was there before."""
     optimizer.zero_grad()

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.formulas.dispatch import FormulaFunction, as_aten, before_autocast, formula, wants_gradient
+from lowtide.capture.formulas.eager_memory import rarely
 
 _ATEN = torch.ops.aten
 
@@ -65,9 +66,10 @@ def _product_gradient(grad: Tensor, values: Tensor, result: Tensor) -> Tensor:
         return grad
     zeros = (values == 0).sum()
     plain = grad * (result / values).conj()
-    safe = _safe_product_gradient(grad, values.contiguous().view(-1), 0).view_as(values)
-    if not torch.is_grad_enabled():
-        safe = torch.where(zeros > 1, torch.zeros_like(values, memory_format=torch.contiguous_format), safe)
+    with rarely():
+        safe = _safe_product_gradient(grad, values.contiguous().view(-1), 0).view_as(values)
+        if not torch.is_grad_enabled():
+            safe = torch.where(zeros > 1, torch.zeros_like(values, memory_format=torch.contiguous_format), safe)
     return torch.where(zeros == 0, plain, safe)
 
 
@@ -76,8 +78,12 @@ def _product_gradient_along(grad: Tensor, values: Tensor, result: Tensor, dim: i
         return grad
     if not keepdim:
         grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+    zeros = values == 0
+    of_lines = zeros.sum(dim, keepdim=True)
     plain = grad * (result / values).conj()
-    return torch.where((values == 0).any(), _safe_product_gradient(grad, values, dim), plain)
+    with rarely():
+        safe = _safe_product_gradient(grad, values, dim)
+    return torch.where(of_lines.sum() > 0, safe, plain)
 
 
 def _safe_product_gradient(grad: Tensor, values: Tensor, dim: int) -> Tensor:
@@ -147,11 +153,13 @@ def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim:
     """Without zeros a quotient; with zeros ATen has two formulas that round differently: the slow one can be differentiated."""
     if values.numel() <= 1 or values.shape[dim] == 1:
         return grad
-    weighed = result.conj() * grad
+    weighed, zeros = result.conj() * grad, values == 0
+    any_zero = zeros.any()
     plain = _reversed_sums(weighed, dim).div(values.conj())
     slow = torch.is_grad_enabled() and values.requires_grad
-    with_zeros = _asked_running_product(grad, values, dim) if slow else _around_zeros(grad, weighed, values, result, dim)
-    return torch.where((values == 0).any(), with_zeros, plain)
+    with rarely():
+        with_zeros = _asked_running_product(grad, values, dim) if slow else _around_zeros(grad, weighed, values, result, dim)
+    return torch.where(any_zero, with_zeros, plain)
 
 
 def _asked_running_product(grad: Tensor, values: Tensor, dim: int) -> Tensor:
@@ -177,7 +185,10 @@ def _around_zeros(grad: Tensor, weighed: Tensor, values: Tensor, result: Tensor,
 
 
 def _reversed_sums(values: Tensor, dim: int) -> Tensor:
-    return values.flip(dim).cumsum(dim).flip(dim)
+    """Each step has a name, as C++ holds all of an expression until its end."""
+    flipped = values.flip(dim)
+    sums = flipped.cumsum(dim)
+    return sums.flip(dim)
 
 
 # The largest, the smallest, the middle of all: the gradient is shared among those that are equal.
