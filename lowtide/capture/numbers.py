@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from lowtide.capture.care.instances import PACKAGE_FOLDER
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
@@ -35,9 +37,20 @@ class Number:
         number: Number = next(each for each in given if issubclass(type(each), Number))
         number.refuse(*given)
 
+    def __getattribute__(self, name: str) -> Any:
+        """Others than lowtide find what a number has, and no more."""
+        if name.startswith("__") or sys._getframe(1).f_code.co_filename.startswith(PACKAGE_FOLDER):
+            return object.__getattribute__(self, name)
+        return self.__getattr__(name)
+
+    def __setattr__(self, name: str, item: Any) -> None:
+        if not sys._getframe(1).f_code.co_filename.startswith(PACKAGE_FOLDER):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
+        object.__setattr__(self, name, item)
+
     def __getattr__(self, name: str) -> Any:
-        """What any number has is refused, so that `hasattr` finds it."""
-        if name.startswith("__") or not hasattr(self.kind, name):
+        """What any number has is refused, so that `hasattr` finds it, and what numpy would make an array of."""
+        if name != "__array__" and (name.startswith("__") or not hasattr(self.kind, name)):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         self.refuse()
 

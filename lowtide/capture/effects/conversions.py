@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.garbage import look_at_all
-from lowtide.capture.effects.sums import NumberExpression, Term, text_of
+from lowtide.capture.effects.sums import NumberExpression, Term, text_of, whole
 from lowtide.capture.numbers import Number
 
 NAMES = ("float", "int", "str")
@@ -39,6 +39,8 @@ class _Standing(type):
                 return number
             if cls.real is float and issubclass(type(number), Term):  # the other way it might fail, once the step has run
                 return NumberExpression(float, (number,))
+            if issubclass(type(number), Term):
+                return whole(int, number)
         return cls.real(*args, **options)
 
     def __instancecheck__(cls, item: Any) -> bool:

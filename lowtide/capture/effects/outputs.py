@@ -27,6 +27,7 @@ from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import module_views, seen
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import Outlet, calls_followed
+from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
@@ -38,7 +39,6 @@ from lowtide.capture.effects.sums import (
     Term,
     results_in,
 )
-from lowtide.capture.effects.texts import rewrite
 from lowtide.capture.numbers import Number, holds_fakes
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
