@@ -28,7 +28,7 @@ class Number:
         self.value, self.kind, self.refusals = value, kind, refusals
 
     # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.
-    __class__ = property(lambda self: self.kind)
+    __class__ = property(lambda self: object.__getattribute__(self, "kind"))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:

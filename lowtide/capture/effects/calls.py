@@ -18,7 +18,7 @@ from typing import Any
 from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
-from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program, numbers_in, text_of, whole
+from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program, is_term, numbers_in, text_of, whole
 from lowtide.ir.operators.names import MATH_FUNCTIONS
 
 _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
@@ -66,7 +66,7 @@ def _measuring(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
     def choice(*args: Any, **options: Any) -> Any:
         given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-        if options or not any(map(_is_term, given)) or not all(isinstance(each, (int, float)) for each in given):
+        if options or not any(map(is_term, given)) or not all(isinstance(each, (int, float)) for each in given):
             return plain(*args, **options)
         return NumberExpression(plain, tuple(given))
 
@@ -76,7 +76,7 @@ def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _order(plain: Callable[..., Any]) -> Callable[..., Any]:
     def order(items: Iterable[Any], **options: Any) -> Any:
         given = [*items] if isinstance(items, (list, tuple)) else items
-        if options or given is items or not any(map(_is_term, given)) or len({_kind(each) for each in given}) > 1:
+        if options or given is items or not any(map(is_term, given)) or len({_kind(each) for each in given}) > 1:
             return plain(items, **options)
         return [NumberExpression(_placed(at, plain), tuple(given), _kind(given[0])) for at in range(len(given))]
 
@@ -93,12 +93,12 @@ def _placed(at: int, order: Callable[..., Any]) -> Callable[..., Any]:
 
 def _kind(item: Any) -> Any:
     """What a number is when the step runs; no class of another kind of thing."""
-    kind = item.kind if _is_term(item) else type(item)
+    kind = item.kind if is_term(item) else type(item)
     return kind if kind in (int, float) else object()
 
 
 def _rounding(plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda item: whole(plain, item) if _is_term(item) else plain(item)
+    return lambda item: whole(plain, item) if is_term(item) else plain(item)
 
 
 def _text(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ def _called(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _computed(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: in_program(op, *args) if any(map(_is_term, args)) else plain(*args)
+    return lambda *args: in_program(op, *args) if any(map(is_term, args)) else plain(*args)
 
 
 def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,10 +148,6 @@ def _shows(items: Iterable[Any]) -> bool:
     """Whether there is such a number among what is shown. Refused before anything is, where no step can do that again."""
     numbers = [*numbers_in(items)]
     for each in numbers:
-        if not _is_term(each):
+        if not is_term(each):
             each.refuse()
     return bool(numbers)
-
-
-def _is_term(item: Any) -> bool:
-    return issubclass(type(item), Term)

@@ -7,6 +7,7 @@ an entry of a dictionary, a variable.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,6 +73,7 @@ class EarlierNumbers:
 
     numbers: list[Any] = field(default_factory=list)
     divisors: list[Recipe] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)  # that captures
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
 
     def divides(self, item: Term) -> bool:
@@ -83,7 +85,7 @@ class EarlierNumbers:
 
 
 class EarlierNumber(Term):
-    """What lies in a place when a step begins."""
+    """What lies in a place when a step begins. Other threads that find it there find that number, but for its type."""
 
     __slots__ = ("at", "earlier")
 
@@ -134,7 +136,7 @@ class TextExpression(NumberExpression):
 
 def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
-    if not any(isinstance(each, Term) for each in numbers_in(args)):
+    if not any(map(is_term, numbers_in(args))):
         return function(*args)
     leaves, rebuild = tree.flatten(without_stand_ins(args))
     if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
@@ -146,6 +148,12 @@ def text_of(function: Callable[..., str], *args: Any) -> Any:
     made.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
     made(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
     return TextExpression(made, tuple(leaf.value for leaf in leaves), str)
+
+
+def is_term(item: Any) -> bool:
+    """Whether it can be computed with here: what lies in a place that another thread finds is a number for that."""
+    earlier = object.__getattribute__(item, "earlier") if type(item) is EarlierNumber else None
+    return issubclass(type(item), Term) and (earlier is None or earlier.thread == threading.get_ident())
 
 
 def numbers_in(items: Iterable[Any]) -> Iterator[Any]:
@@ -308,3 +316,19 @@ for _name, _asking in _OF_TEXTS.items():
     setattr(TextExpression, f"__{_name}__", _question(_asking))
 for _name, _relation in _RELATIONS.items():
     setattr(Term, f"__{_name}__", _comparison(_name, _relation))
+
+
+def _by_thread(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: EarlierNumber, *args: Any) -> Any:
+        if is_term(self):
+            return own(self, *args)
+        number = object.__getattribute__(self, "earlier").numbers[object.__getattribute__(self, "at")]
+        return number if "copy" in name else getattr(number, *args) if "getattr" in name else getattr(number, name)(*args)
+
+    return method
+
+
+_OWN = {"__class__", "__doc__", "__init__", "__module__", "__setattr__", "__slots__", "__torch_function__", "__weakref__"}
+for _name in {*vars(Number), *vars(Term)} - _OWN:
+    if _name.startswith("__"):
+        setattr(EarlierNumber, _name, _by_thread(_name, getattr(Term, _name)))

@@ -15,7 +15,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.capture.effects.conversions import number_of
-from lowtide.capture.effects.sums import Term, numbers_in, text_of, whole
+from lowtide.capture.effects.sums import is_term, numbers_in, text_of, whole
 
 _AS_SHOWN: dict[int, Callable[[Any], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
 _FIELD = re.compile(r"%[#0\- +]*\d*(?:\.\d+)?[hlL]?([a-zA-Z%])")
@@ -42,18 +42,16 @@ def _concatenation(*pieces: str) -> str:
 def modulo(one: Any, two: Any) -> Any:
     """`"%.3f" % x`, and the remainder of numbers."""
     values = two if type(two) is tuple else (two,)
-    if type(one) is not str or not any(issubclass(type(each), (Term, FakeTensor)) for each in (*values, *numbers_in(values))):
+    if type(one) is not str or not any(is_term(each) or type(each) is FakeTensor for each in (*values, *numbers_in(values))):
         return operator.mod(one, two)
     letters = [each for each in _FIELD.findall(one) if each != "%"]
     if len(letters) != len(values):
         return operator.mod(one, two)
     values = tuple(each if letter in "sra" else number_of(each) for letter, each in zip(letters, values, strict=True))
-    fractions = {letter for letter, each in zip(letters, values, strict=True) if isinstance(each, Term) and each.kind is float}
+    fractions = {letter for letter, each in zip(letters, values, strict=True) if is_term(each) and each.kind is float}
     if fractions - {*"sradiueEfFgG"}:  # fails for some
         return operator.mod(one, two)
-    values = tuple(
-        whole(int, each) if letter in "diu" and isinstance(each, Term) else each for letter, each in zip(letters, values, strict=True)
-    )
+    values = tuple(whole(int, each) if letter in "diu" and is_term(each) else each for letter, each in zip(letters, values, strict=True))
     return text_of(_filled, one, *values)
 
 
@@ -68,7 +66,7 @@ def called(item: Any, name: str, /, *args: Any, **named: Any) -> Any:
     if type(item) is str and len(args) == 1 and not named:
         pieces = [*args[0]]
         args = (pieces,)
-        if any(isinstance(each, Term) for each in pieces):
+        if any(is_term(each) for each in pieces):
             return joined(*[each for piece in pieces for each in (item, piece)][1:])
     return getattr(item, name)(*args, **named)
 
