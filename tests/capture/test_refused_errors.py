@@ -84,8 +84,8 @@ def raises(loss, kept):
 
 
 def asserts(loss, kept):
-    print(f"{loss.item():.3f}")
-    assert not loss.dim() == 0, "of my own"
+    kept.append(-loss.item())
+    assert loss.dim() != 0, "of my own"
 
 
 def misses(loss, kept):
