@@ -66,12 +66,12 @@ def programs_own(error: CaptureError) -> Exception | None:
 
 
 def is_users_own(error: CaptureError) -> bool:
-    """Whether it tells what was raised in a line of the user's own, by no operator and by no library."""
+    """Whether it tells of a `raise` or an `assert` in a line of the user's own, or of a key or index that is missing there."""
     cause = error.__cause__
     if not isinstance(cause, Exception) or isinstance(cause, LowtideError) or hasattr(cause, _MARK) or cause.__traceback__ is None:
         return False
     *_, (frame, _line) = traceback.walk_tb(cause.__traceback__)
-    return not is_library(frame.f_code.co_filename)
+    return not is_library(frame.f_code.co_filename) and (isinstance(cause, LookupError) or _by_statement(cause.__traceback__))
 
 
 def _by_statement(trace: TracebackType | None) -> bool:

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
             return
         stack.enter_context(listed(emitters, emit))
         stack.enter_context(replaced(builtins, "len", _measuring))
+        for name in ("stdout", "stderr"):
+            if hasattr(stream := getattr(sys, name), "__dict__"):
+                stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, lambda name=name: getattr(sys, name))))
         for name, of in {"repr": _text, "format": _text, "max": _choice, "min": _choice, "sorted": _order}.items():
             stack.enter_context(replaced(builtins, name, of))
         for name in MATH_FUNCTIONS | _WHOLE:
@@ -126,6 +130,16 @@ def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
             plain(*args, **options)
 
     return printing
+
+
+def _writing(log: EffectLog, stream: Callable[[], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def writing(text: Any) -> Any:
+        if not log.active or not _shows((text,)):
+            return plain(text)
+        log.events.append((Outlet(lambda text: stream().write(text)), "put", (text,)))
+        return NumberExpression(len, (text,), int)
+
+    return writing
 
 
 def _handling(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
