@@ -91,7 +91,11 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
         with (
             set_aside(),
             put_back_on_failure(
-                methods_of((model,)), [*objects_in(given.args, given.kwargs), *containers_of((model,))], models=(model,), always=put_back
+                methods_of((model,)),
+                [*objects_in(given.args, given.kwargs), *containers_of((model,))],
+                models=(model,),
+                always=put_back,
+                classes=True,
             ),
             following((model,)) as follower,
         ):
@@ -165,6 +169,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
                 [*objects_in(given.args, given.kwargs), *containers_of(models)],
                 models=models,
                 always=put_back,
+                classes=True,
             ),
             following(models, functions, program.optimizer) as follower,
         ):

@@ -241,8 +241,7 @@ class Recorder(TorchDispatchMode):
         before = geometry(args[0])
         out = func(*args, **kwargs)
         if self.draft.owns(args[0]) and geometry(args[0]) != before:
-            name = operators.name_of(func)
-            raise CaptureError(f"operator {name} at {users_line()} reshapes a tensor of the caller: use its out-of-place form")
+            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} reshapes a tensor of the caller: {_instead_of(func)}")
         return out
 
     def _set(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -259,8 +258,8 @@ class Recorder(TorchDispatchMode):
         targets = targets_of(written, args, kwargs)
         if any(map(is_lazy, targets)):
             raise CaptureError(
-                f"operator {operators.name_of(func)} at {users_line()} writes through a lazy conjugate or negative view: use its "
-                "out-of-place form, or resolve_conj() first"
+                f"operator {operators.name_of(func)} at {users_line()} writes through a lazy conjugate or negative view: write into what "
+                "resolve_conj() or resolve_neg() of it gives"
             )
         if any(map(overlaps_itself, targets)):
             raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} writes to an expanded tensor: clone it first")
@@ -270,7 +269,7 @@ class Recorder(TorchDispatchMode):
         form = operators.functional_form(func)
         if any(owned) or form is None or operators.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
-            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: use its out-of-place form")
+            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: {_instead_of(func)}")
         options = operators.options_like(targets[0]) if operators.is_factory(form) else {}
         read = {key: item for key, item in kwargs.items() if key not in written} | options
         keywords = *((key, item) for key, item in recorded[1] if key not in written), *self.draft.arguments(form, (), options)[1]
@@ -392,6 +391,14 @@ class Recorder(TorchDispatchMode):
                 )
             self._last_random = node
         self.draft.nodes.append(self._collectives.next(node))
+
+
+def _instead_of(func: OpOverload) -> str:
+    """What gives a new tensor in the place of an operator that writes, in words."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    if name.startswith("_") or not hasattr(torch, name):
+        return "make a new tensor of what it should hold, and go on with that"
+    return f"use torch.{name}(...), which returns a new tensor, and go on with that"
 
 
 def _behind(stop: Node | None, nodes: list[Node]) -> list[Node]:

@@ -5,6 +5,7 @@ Beside the loss, `after_backward` gives tensors, and numbers read from tensors, 
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.blocks import dtype_name
+from lowtide.capture.care.instances import PACKAGE_FOLDER
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
@@ -94,7 +96,7 @@ class Number:
         self.value, self.kind, self.refusals = value, kind, refusals
 
     # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.
-    __class__ = property(lambda self: self.kind)
+    __class__ = property(lambda self: object.__getattribute__(self, "kind"))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -103,9 +105,20 @@ class Number:
         number: Number = next(each for each in given if issubclass(type(each), Number))
         number.refuse(*given)
 
+    def __getattribute__(self, name: str) -> Any:
+        """Others than lowtide find what a number has, and no more."""
+        if name.startswith("__") or sys._getframe(1).f_code.co_filename.startswith(PACKAGE_FOLDER):
+            return object.__getattribute__(self, name)
+        return self.__getattr__(name)
+
+    def __setattr__(self, name: str, item: Any) -> None:
+        if not sys._getframe(1).f_code.co_filename.startswith(PACKAGE_FOLDER):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
+        object.__setattr__(self, name, item)
+
     def __getattr__(self, name: str) -> Any:
-        """What any number has is refused, so that `hasattr` finds it."""
-        if name.startswith("__") or not hasattr(self.kind, name):
+        """What any number has is refused, so that `hasattr` finds it, and what numpy would make an array of."""
+        if name != "__array__" and (name.startswith("__") or not hasattr(self.kind, name)):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         self.refuse()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import lowtide
+from lowtide.capture.recorder import _instead_of
 from tests.refusals import WHERE, refused, square
 
 
@@ -73,3 +76,56 @@ def test_a_refusal_that_the_program_catches_is_one_all_the_same():
 def test_anomaly_detection():
     with torch.autograd.detect_anomaly():
         refused(square, "anomaly detection is on, which looks at the values of all gradients")
+
+
+def raises(loss, kept):
+    kept.append(loss.item())
+    raise RuntimeError("of my own")
+
+
+def asserts(loss, kept):
+    kept.append(-loss.item())
+    assert loss.dim() != 0, "of my own"
+
+
+def misses(loss, kept):
+    kept.append(float(loss) + 1)
+    return {}["of my own"]
+
+
+@pytest.mark.parametrize("fail", [raises, asserts, misses])
+def test_what_the_users_code_raises_behind_an_item_is_told_as_that(fail):
+    def loss(model, x):
+        value = model(x).square().mean()
+        fail(value, kept)
+        return value
+
+    kept, model = [], nn.Linear(3, 2)
+    with pytest.raises(lowtide.CaptureError, match=r"raised \w+: .*of my own.* at .*test_refused_errors.py") as caught:
+        lowtide.optimize(model, torch.rand(4, 3), loss=loss, optimizer=torch.optim.SGD(model.parameters()))
+    assert "of my own" in str(caught.value.__cause__)
+    assert kept == []
+
+
+def test_the_operator_that_a_refusal_names_is_there():
+    """Of all that write in place, also what reshapes."""
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        if name.endswith("_") and not name.startswith("_") and hasattr(packet, "overloads"):
+            told = _instead_of(getattr(packet, packet.overloads()[0]))
+            named = re.findall(r"torch\.(\w+)", told)
+            assert all(hasattr(torch, each) and not each.endswith("_") for each in named)
+            assert named or "new tensor" in told
+
+
+@pytest.mark.parametrize(("write", "remedy"), [(lambda y: y.resize_(2, 2), "make a new tensor"), (lambda y: y.t_(), r"torch\.t\(")])
+def test_what_has_no_other_form_is_refused_with_what_there_is(write, remedy):
+    model = nn.Linear(3, 2)
+    model.register_buffer("seen", torch.zeros(2, 3))
+
+    def loss(model, x):
+        write(model.seen if "t(" in remedy.replace("\\", "") else x * 2)
+        return model(x).square().mean()
+
+    with pytest.raises(lowtide.CaptureError, match=remedy):
+        lowtide.optimize(model, torch.rand(4, 3), loss=loss, optimizer=torch.optim.SGD(model.parameters()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import json
 import logging
 import math
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +78,21 @@ def lengths(loss: Tensor, model: nn.Module, meter: Meter) -> None:
     meter.last = (before, len(meter.seen), f"{len(meter.seen)} losses")
 
 
-@pytest.mark.parametrize("keep", [f_strings, templates, functions_of_math, lengths])
+def texts_of_containers(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    row = {"loss": loss.item(), "step": 1, "all": [loss.item(), None]}
+    meter.seen += [json.dumps(row), json.dumps(row, indent=1, default=lambda item: 0), repr([loss.item()]), str((loss.item(), "a"))]
+    meter.seen += [f"{row}", f"{row['all']!r:>40}", "%s %d" % (row, loss.item() * 100), format(loss.item(), ".2f")]  # noqa: UP031
+    meter.last = json.dumps([[f"{loss.item():.1f}"]])
+
+
+def whole_numbers(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    value = 100 * loss.item()
+    meter.seen += [int(value), round(value), math.floor(value), math.ceil(-value), math.trunc(-value), int((loss > 0).sum().item())]
+    meter.seen += [sorted([value, 3.0, -value]), sorted((value, 2.0))[0]]
+    meter.last = int(value) * 10 + 1
+
+
+@pytest.mark.parametrize("keep", [f_strings, templates, functions_of_math, lengths, texts_of_containers, whole_numbers])
 def test_what_is_made_of_a_number_is_made_again_by_each_step(keep):
     check(keeping(keep))
 
@@ -303,7 +319,7 @@ def test_numbers_in_containers_are_shown_as_they_are(capsys):
 
 
 def in_a_text(value: Any) -> Any:
-    return repr([value])
+    return string.Template("$value").substitute(value=value)
 
 
 def by_its_methods(value: Any) -> Any:
@@ -321,6 +337,22 @@ def test_a_number_that_nobody_knows_is_never_shown_as_an_object(use):
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
         stepping(model, loss)
     assert kept == []
+
+
+def test_a_whole_number_of_what_is_none_is_eagers_error_before_anything_is_written():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        kept.append(int(value.item()))
+        return value
+
+    kept, model = list[int](), Net()
+    step = stepping(model, loss)
+    step(torch.rand(5, 3))
+    weights = [each.detach().clone() for each in model.parameters()]
+    with pytest.raises(ValueError, match="cannot convert float NaN to integer"):
+        step(torch.full((5, 3), math.nan))
+    assert len(kept) == 1
+    assert all(map(torch.equal, weights, model.parameters()))
 
 
 def copies(loss: Tensor, model: nn.Module, meter: Meter) -> None:

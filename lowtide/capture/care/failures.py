@@ -6,6 +6,7 @@ import dis
 import logging
 import re
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from types import TracebackType
 from lowtide.capture.calls import NESTED
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.sizes.symbols import TAKES_NUMBERS, with_names
-from lowtide.capture.sources import line_of, users_line
+from lowtide.capture.sources import is_library, line_of, users_line
 from lowtide.errors import CaptureError, LowtideError
 
 _MARK = "_lowtide_operator"  # on an exception: the operator that raised it, and where it was called
@@ -64,13 +65,22 @@ def programs_own(error: CaptureError) -> Exception | None:
     return cause if hasattr(cause, _AS_EAGER) or _by_statement(cause.__traceback__) else None
 
 
-def _by_statement(traceback: TracebackType | None) -> bool:
-    """Whether an exception began with a statement of Python, not within a call of C."""
-    if traceback is None:
+def is_users_own(error: CaptureError) -> bool:
+    """Whether it tells of a `raise` or an `assert` in a line of the user's own, or of a key or index that is missing there."""
+    cause = error.__cause__
+    if not isinstance(cause, Exception) or isinstance(cause, LowtideError) or hasattr(cause, _MARK) or cause.__traceback__ is None:
         return False
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return dis.opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+    *_, (frame, _line) = traceback.walk_tb(cause.__traceback__)
+    return not is_library(frame.f_code.co_filename) and (isinstance(cause, LookupError) or _by_statement(cause.__traceback__))
+
+
+def _by_statement(trace: TracebackType | None) -> bool:
+    """Whether an exception began with a statement of Python, not within a call of C."""
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
 
 
 def mark(error: Exception, operator: str) -> None:

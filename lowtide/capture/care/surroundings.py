@@ -21,7 +21,8 @@ from lowtide.base.places import Position, held, slots_of
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
-from lowtide.capture.care.turns import undoing
+from lowtide.capture.care.turns import Undo, undoing
+from lowtide.capture.effects.code import rewrite
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
 
@@ -32,21 +33,21 @@ _OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakValueDictionary, torch.opt
 
 @contextmanager
 def put_back_on_failure(
-    functions: Iterable[Any], objects: Iterable[Any] = (), *, models: Iterable[nn.Module] = (), always: bool = False
+    functions: Iterable[Any], objects: Iterable[Any] = (), *, models: Iterable[nn.Module] = (), always: bool = False, classes: bool = False
 ) -> Iterator[None]:
     """Where what runs inside raises, or `always`, what these functions and objects lead to is put back: contents, attributes, variables.
 
-    Of the tables of `models` somebody else takes care.
+    Of the tables of `models` somebody else takes care. `classes`: these functions find things of the classes that they have elsewhere.
     """
     modules = {id(module): module for model in models for module in model.modules()}
     seen, slots = {*modules}, [restore for module in modules.values() for restore in _of_slots(module)]
-    waiting = slots + _found([*functions, *objects], {id(item) for item in objects}, seen)
-
-    def restore_all() -> None:
-        for restore in waiting:
-            restore()
-
     with undoing() as undo:
+        waiting = slots + _found([*functions, *objects], {id(item) for item in objects}, seen, undo if classes else None)
+
+        def restore_all() -> None:
+            for restore in waiting:
+                restore()
+
         undo(restore_all)
         yield
         if not always:
@@ -81,9 +82,9 @@ def _own(cls: type) -> Mapping[str, Any]:
     return {} if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or "") else vars(cls)
 
 
-def _found(roots: list[Any], given: set[int], seen: set[int]) -> list[Callable[[], object]]:
+def _found(roots: list[Any], given: set[int], seen: set[int], undo: Callable[[Undo], None] | None) -> list[Undo]:
     """How to put back each thing that the roots lead to, but for what was `seen`. Objects of libraries' classes only where `given`."""
-    waiting, restores, most = collections.deque(roots), list[Callable[[], object]](), len(seen) + _MOST
+    waiting, restores, most = collections.deque(roots), list[Undo](), len(seen) + _MOST
     while waiting and len(seen) < most:
         item = waiting.popleft()
         if id(item) in seen or _is_left_alone(item):
@@ -95,7 +96,7 @@ def _found(roots: list[Any], given: set[int], seen: set[int]) -> list[Callable[[
             if not is_default(item):
                 restores.append(functools.partial(item.set_state, item.get_state()))
         elif isinstance(item, types.FunctionType):
-            restores.extend(_of_function(item, waiting))
+            restores.extend(_of_function(item, waiting, undo))
         elif isinstance(item, (*_OPENED, nn.Module)) or type(item).__module__ == "collections" or id(item) in given or is_of_users(item):
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
@@ -135,8 +136,8 @@ def _held(item: Any) -> list[Any]:
     return [*items, *tree.attributes_of(item).values()]
 
 
-def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) -> Iterator[Callable[[], None]]:
-    """A function's own variables, and the globals that it names."""
+def _of_function(function: types.FunctionType, waiting: collections.deque[Any], undo: Callable[[Undo], None] | None) -> Iterator[Undo]:
+    """A function's own variables, and the globals that it names, also those of the user's modules."""
     if not is_users(function) and not function.__code__.co_filename.startswith(INTEGRATIONS):
         return
     yield functools.partial(put_back, function.__dict__, dict(function.__dict__))
@@ -148,11 +149,18 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any]) 
         waiting.append(content)
         yield functools.partial(setattr, cell, "cell_contents", content)
     waiting.extend((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
-    table = function.__globals__
-    for name in names_in(function.__code__):
-        if name in table:
+    named = names_in(function.__code__)
+    if undo is not None:
+        rewrite(function, undo, named)
+    tables = [vars(item) for name in named if is_users_module(item := function.__globals__.get(name))]
+    for table in (function.__globals__, *tables):
+        for name in named.intersection(table):
             waiting.append(table[name])
             yield functools.partial(table.__setitem__, name, table[name])
+
+
+def is_users_module(item: Any) -> bool:
+    return isinstance(item, types.ModuleType) and not is_library(getattr(item, "__file__", None) or "<")
 
 
 def names_in(code: types.CodeType) -> set[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+from lowtide.capture.care.failures import is_users_own
 from lowtide.capture.effects.containers import LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
@@ -41,8 +42,9 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         return _summed(capture, roots, names=False)
     except StaleError as error:
         why = f"{error}. Or return it from loss() or after_backward(): `value, norm = step(...)`"
-    except CaptureError:
-        pass
+    except CaptureError as error:
+        if is_users_own(error):
+            raise
     try:
         return capture(None, True)
     except LeavingError as error:
@@ -67,6 +69,8 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
             captured = _followed(capture, roots, names, summed, counted, converts)
         except CaptureError as error:
             captured, converts = None, converts or _wants_numbers(error)
+            if is_users_own(error) and not isinstance(error.__cause__, NameError):  # which reads a variable that was taken away
+                refusal = error
         if counted.keys() <= summed.keys() and known is converts:
             break
     if captured is None:

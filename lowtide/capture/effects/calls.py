@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import builtins
 import functools
+import json
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,12 +19,11 @@ from typing import Any
 from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
-from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program
-from lowtide.capture.results import is_number
+from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program, is_term, numbers_in, text_of, whole
 from lowtide.ir.operators.names import MATH_FUNCTIONS
 
 _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
-_WHOLE = ("ceil", "floor")  # which give no fraction
+_WHOLE = {"ceil", "floor", "trunc"}  # which give no fraction
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,20 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
     """
     with COMPILING, ExitStack() as stack:
         stack.enter_context(replaced(builtins, "print", functools.partial(_printing, log)))
+        stack.enter_context(replaced(json.JSONEncoder, "encode", _encoding))
         stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, log)))
         if emit is None:
             yield
             return
         stack.enter_context(listed(emitters, emit))
         stack.enter_context(replaced(builtins, "len", _measuring))
-        for owner, name in ((builtins, "max"), (builtins, "min"), *((math, name) for name in MATH_FUNCTIONS.difference(_WHOLE))):
-            stack.enter_context(replaced(owner, name, _choice if owner is builtins else functools.partial(_computed, f"math_{name}")))
+        for name in ("stdout", "stderr"):
+            if hasattr(stream := getattr(sys, name), "__dict__"):
+                stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, lambda name=name: getattr(sys, name))))
+        for name, of in {"repr": _text, "format": _text, "max": _choice, "min": _choice, "sorted": _order}.items():
+            stack.enter_context(replaced(builtins, name, of))
+        for name in MATH_FUNCTIONS | _WHOLE:
+            stack.enter_context(replaced(math, name, _rounding if name in _WHOLE else functools.partial(_computed, f"math_{name}")))
         yield
 
 
@@ -63,15 +70,56 @@ def _measuring(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
     def choice(*args: Any, **options: Any) -> Any:
         given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-        if options or not any(map(_is_term, given)) or not all(isinstance(each, (int, float)) for each in given):
+        if options or not any(map(is_term, given)) or not all(isinstance(each, (int, float)) for each in given):
             return plain(*args, **options)
         return NumberExpression(plain, tuple(given))
 
     return choice
 
 
+def _order(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def order(items: Iterable[Any], **options: Any) -> Any:
+        given = [*items] if isinstance(items, (list, tuple)) else items
+        if options or given is items or not any(map(is_term, given)) or len({_kind(each) for each in given}) > 1:
+            return plain(items, **options)
+        return [NumberExpression(_placed(at, plain), tuple(given), _kind(given[0])) for at in range(len(given))]
+
+    return order
+
+
+def _placed(at: int, order: Callable[..., Any]) -> Callable[..., Any]:
+    def placed(*items: Any) -> Any:
+        return order(items)[at]
+
+    placed.__name__ = f"sorted[{at}]"
+    return placed
+
+
+def _kind(item: Any) -> Any:
+    """What a number is when the step runs; no class of another kind of thing."""
+    kind = item.kind if is_term(item) else type(item)
+    return kind if kind in (int, float) else object()
+
+
+def _rounding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda item: whole(plain, item) if is_term(item) else plain(item)
+
+
+def _text(plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: text_of(plain, *args)
+
+
+def _encoding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """C hands what is no number of Python's own to whatever the encoder has for such things."""
+    return lambda encoder, item: (text_of if _shows((item,)) and encoder.allow_nan else _called)(plain, encoder, item)
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
 def _computed(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: in_program(op, *args) if any(map(_is_term, args)) else plain(*args)
+    return lambda *args: in_program(op, *args) if any(map(is_term, args)) else plain(*args)
 
 
 def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,6 +130,16 @@ def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
             plain(*args, **options)
 
     return printing
+
+
+def _writing(log: EffectLog, stream: Callable[[], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def writing(text: Any) -> Any:
+        if not log.active or not _shows((text,)):
+            return plain(text)
+        log.events.append((Outlet(lambda text: stream().write(text)), "put", (text,)))
+        return NumberExpression(len, (text,), int)
+
+    return writing
 
 
 def _handling(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,21 +160,8 @@ def _handle_again(logger: logging.Logger, kept: dict[str, Any], text: Any, args:
 
 def _shows(items: Iterable[Any]) -> bool:
     """Whether there is such a number among what is shown. Refused before anything is, where no step can do that again."""
-    numbers = [*_numbers_in(items)]
+    numbers = [*numbers_in(items)]
     for each in numbers:
-        if not _is_term(each):
+        if not is_term(each):
             each.refuse()
     return bool(numbers)
-
-
-def _numbers_in(shown: Iterable[Any]) -> Iterator[Any]:
-    for item in shown:
-        if is_number(item):
-            yield item
-        elif isinstance(item, (list, tuple, dict)):
-            items: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
-            yield from _numbers_in(dict.values(items) if isinstance(items, dict) else items)
-
-
-def _is_term(item: Any) -> bool:
-    return issubclass(type(item), Term)

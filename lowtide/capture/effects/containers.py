@@ -172,11 +172,13 @@ class Container:
 
     def measured(self) -> Any:
         """How many items it has: with those that earlier steps have added, where it only grows."""
-        grows = not isinstance(self.items, dict) and getattr(self.stand_in, "maxlen", None) is None
-        if not grows or self.fresh or not self.log.active or self.is_of_others():
+        if isinstance(self.items, dict) or self.fresh or not self.log.active or self.is_of_others():
             return self.stand_in.__len__()
         self.asked.setdefault(LENGTH, ABSENT)
-        return self.stand_in.__len__() if self.length is None else self.length + self.added
+        most = getattr(self.stand_in, "maxlen", None)
+        if self.length is None or most == 0:
+            return self.stand_in.__len__()
+        return self.length + self.added if most is None else min(self.length + self.added, most)
 
     def has(self, key: Any) -> bool:
         """Whether a dictionary has a key: what the program does then follows from it."""

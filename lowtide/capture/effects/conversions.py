@@ -18,8 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.garbage import look_at_all
-from lowtide.capture.effects.sums import NumberExpression, Term, text_of
-from lowtide.capture.results import Number
+from lowtide.capture.effects.sums import NumberExpression, Term, is_term, text_of, whole
+from lowtide.capture.results import is_number
 
 NAMES = ("float", "int", "str")
 
@@ -34,11 +34,13 @@ class _Standing(type):
             return text_of(str, *args) if len(args) == 1 and not options else str(*args, **options)
         if len(args) == 1 and not options and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
             return torch.sym_float(args[0]) if cls.real is float else torch.sym_int(args[0])
-        if len(args) == 1 and not options and isinstance(number := number_of(args[0]), Number):
+        if len(args) == 1 and not options and is_number(number := number_of(args[0])) and (is_term(number) or not isinstance(number, Term)):
             if number.kind is cls.real:
                 return number
-            if cls.real is float and issubclass(type(number), Term):  # the other way it might fail, once the step has run
+            if cls.real is float and is_term(number):  # the other way it might fail, once the step has run
                 return NumberExpression(float, (number,))
+            if is_term(number):
+                return whole(int, number)
         return cls.real(*args, **options)
 
     def __instancecheck__(cls, item: Any) -> bool:

@@ -27,6 +27,7 @@ from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import module_views, seen
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import Outlet, calls_followed
+from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
@@ -38,7 +39,7 @@ from lowtide.capture.effects.sums import (
     Term,
     results_in,
 )
-from lowtide.capture.effects.texts import rewrite
+from lowtide.capture.effects.variables import is_read
 from lowtide.capture.results import Number, holds_fakes
 from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
@@ -62,7 +63,7 @@ class OutputRecorder:
         self.earlier = EarlierNumbers()
         self.own: frozenset[int] = frozenset()  # the model's modules by id, whose tensors the trace looks after
         self.going_on: dict[int, Position] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
-        self.emptied: set[Key] = set()  # variables that the program sets: to read one before would raise Python's NameError
+        self.emptied: set[Key] = set()  # variables that the program sets: to read one before raises Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.refusals: list[Any] = []
         self.counted: dict[Key, CountedPlace] = {}  # what the program has changed
@@ -82,9 +83,20 @@ class OutputRecorder:
         with undoing() as undo, module_views() as views:
             undo(lambda: _active.__setitem__(slice(None), []))
             _active[:] = [self]
-            convert = functools.partial(_converted, undo) if self.converts else None
+            functions: list[types.FunctionType] = []
+
+            def meet(function: types.FunctionType, named: set[str]) -> None:
+                functions.append(function)
+                if self.converts:
+                    stand_in(function, named, undo)
+                    _ = is_users(function) and rewrite(function, undo)
+
             follow, is_followed = functools.partial(self._follow, undo), lambda item, name: (id(item), name) in self.sums
-            PlaceSearch(self._is_chosen, self._stand_in, follow, is_followed, convert, undo, views.show).walk(collections.deque(roots))
+            PlaceSearch(self._is_chosen, self._stand_in, follow, is_followed, meet, undo, views.show).walk(collections.deque(roots))
+            for item, table, _ in self.tables:
+                for at, name in self.emptied:
+                    if at == id(item) and any(is_read(name, each.__code__) for each in functions):
+                        seen(item, table).pop(name, None)  # for all threads, as Python has no place for the variables of one
             yield
 
     @contextmanager
@@ -137,7 +149,6 @@ class OutputRecorder:
                 found[name] = self._before((at, name), lambda: table, was)
             else:
                 self.emptied.add((at, name))
-                found.pop(name, None)
 
     def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> EarlierNumber:
         before = EarlierNumber(self.earlier, value, self.refusals)
@@ -352,13 +363,6 @@ def is_followed() -> bool:
 def noted() -> tuple[int, ...]:
     """What a program under capture has put into places so far, as far as that is followed: compared with itself."""
     return _active[-1].done if _active else ()
-
-
-def _converted(undo: Callable[[Callable[[], object]], None], function: types.FunctionType, named: set[str]) -> None:
-    """Conversions of numbers in a function of the user's are followed."""
-    stand_in(function, named, undo)
-    if is_users(function):
-        rewrite(function, undo)
 
 
 def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> None:

@@ -35,7 +35,7 @@ class PlaceSearch:
     stand_in: Callable[[Any, Callable[[], Any], collections.deque[Any]], Any]  # for one that is found again in this way
     follow: Callable[[Any, MutableMapping[str, Any]], None]  # a table of attributes, globals or a variable, and whose it is
     is_followed: Callable[[Any, str], bool]  # whether what stands for a number lies there already
-    convert: Callable[[types.FunctionType, set[str]], None] | None  # a function of the user's that names these
+    meet: Callable[[types.FunctionType, set[str]], None]  # a function of the user's that names these
     undo: Callable[[Callable[[], object]], None]
     show: Callable[[nn.Module, dict[str, Any]], None]  # a module: what is put there is there for this thread alone
 
@@ -76,9 +76,7 @@ class PlaceSearch:
             elif (called := called_by(item)) is not None:
                 waiting.extend(called)
             elif isinstance(item, types.FunctionType):
-                named = _of_function(item, place, table_of)
-                if self.convert is not None:
-                    self.convert(item, named)
+                self.meet(item, _of_function(item, place, table_of))
             elif isinstance(item, type):
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))

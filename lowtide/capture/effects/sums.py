@@ -7,7 +7,8 @@ an entry of a dictionary, a variable.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import torch
 
 from lowtide.base.places import ABSENT
-from lowtide.capture.effects.containers import entry
-from lowtide.capture.results import Number
+from lowtide.capture.care.contents import is_plain
+from lowtide.capture.effects.containers import entry, is_stand_in, without_stand_ins
+from lowtide.capture.results import Number, is_number
+from lowtide.ir import tree
 from lowtide.ir.graph import Value
 
 emitters: list[Callable[[str, tuple[Any, ...]], Term]] = []  # of arithmetic within what is recorded, the innermost last
@@ -70,6 +73,7 @@ class EarlierNumbers:
 
     numbers: list[Any] = field(default_factory=list)
     divisors: list[Recipe] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)  # that captures
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
 
     def divides(self, item: Term) -> bool:
@@ -81,7 +85,7 @@ class EarlierNumbers:
 
 
 class EarlierNumber(Term):
-    """What lies in a place when a step begins."""
+    """What lies in a place when a step begins. Other threads that find it there find that number, but for its type."""
 
     __slots__ = ("at", "earlier")
 
@@ -111,7 +115,11 @@ class NumberExpression(Term):
         return self.function(*map(_asked, self.args))
 
     def text(self) -> str:
-        return f"{self.function.__name__}({', '.join(each.text() if isinstance(each, Term) else repr(each) for each in self.args)})"
+        return f"{self.function.__name__}({', '.join(map(_in_words, self.args))})"
+
+
+def _in_words(item: Any) -> str:
+    return item.text() if isinstance(item, Term) else repr(item) if is_plain(item) else type(item).__name__
 
 
 class TextExpression(NumberExpression):
@@ -128,10 +136,34 @@ class TextExpression(NumberExpression):
 
 def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
-    if not any(isinstance(each, Term) for each in args):
+    if not any(map(is_term, numbers_in(args))):
         return function(*args)
-    function(*(_EXAMPLES[each.kind] if isinstance(each, Term) else each for each in args))
-    return TextExpression(function, args, str)
+    leaves, rebuild = tree.flatten(without_stand_ins(args))
+    if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
+        return function(*args)
+
+    def made(*items: Any) -> str:
+        return function(*tree.unflatten(rebuild, items))
+
+    made.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
+    made(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
+    return TextExpression(made, tuple(leaf.value for leaf in leaves), str)
+
+
+def is_term(item: Any) -> bool:
+    """Whether it can be computed with here: what lies in a place that another thread finds is a number for that."""
+    earlier = object.__getattribute__(item, "earlier") if type(item) is EarlierNumber else None
+    return issubclass(type(item), Term) and (earlier is None or earlier.thread == threading.get_ident())
+
+
+def numbers_in(items: Iterable[Any]) -> Iterator[Any]:
+    """Those that only the running step knows, in lists, tuples and dictionaries, too."""
+    for item in items:
+        if is_number(item):
+            yield item
+        elif isinstance(item, (list, tuple, dict)):
+            held: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
+            yield from numbers_in(dict.values(held) if isinstance(held, dict) else held)
 
 
 @dataclass(frozen=True)
@@ -241,8 +273,19 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rounded(self: Term, digits: Any = None) -> Any:
-    """Without digits it fails for what is no number, once the step has run."""
-    return NumberExpression(round, (self, digits)) if type(digits) is int else round(_asked(self), _asked(digits))
+    return NumberExpression(round, (self, digits)) if type(digits) is int else whole(round, self) if digits is None else self.refuse()
+
+
+def whole(function: Callable[[Any], int], item: Any) -> Any:
+    """A whole number of one with a fraction. For nan and infinities there is none: then the program itself fails, as with `math.floor`."""
+    if item.kind is int or item.known is not None:
+        return item if item.kind is int else function(_asked(item))
+
+    def made(_: int, number: float) -> int:
+        return function(number)
+
+    made.__name__ = function.__name__
+    return NumberExpression(made, (in_program("math_floor", item), item), int)
 
 
 def _question(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,3 +316,19 @@ for _name, _asking in _OF_TEXTS.items():
     setattr(TextExpression, f"__{_name}__", _question(_asking))
 for _name, _relation in _RELATIONS.items():
     setattr(Term, f"__{_name}__", _comparison(_name, _relation))
+
+
+def _by_thread(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: EarlierNumber, *args: Any) -> Any:
+        if is_term(self):
+            return own(self, *args)
+        number = object.__getattribute__(self, "earlier").numbers[object.__getattribute__(self, "at")]
+        return number if "copy" in name else getattr(number, *args) if "getattr" in name else getattr(number, name)(*args)
+
+    return method
+
+
+_OWN = {"__class__", "__doc__", "__init__", "__module__", "__setattr__", "__slots__", "__torch_function__", "__weakref__"}
+for _name in {*vars(Number), *vars(Term)} - _OWN:
+    if _name.startswith("__"):
+        setattr(EarlierNumber, _name, _by_thread(_name, getattr(Term, _name)))

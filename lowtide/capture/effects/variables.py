@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from lowtide.base.places import ABSENT, Position
+
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 class Positions(MutableMapping[str, Any]):
@@ -30,3 +34,12 @@ class Positions(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)  # a list of them would ask for it
+
+
+def is_read(name: str, code: types.CodeType) -> bool:
+    """Whether code reads a variable of this name, or asks for all variables."""
+    if {"globals", "vars", "eval", "exec"}.intersection(code.co_names):
+        return True
+    here = name in (*code.co_names, *code.co_freevars, *code.co_cellvars)
+    reads = here and any(each.argval == name and each.opname in _READS for each in dis.get_instructions(code))
+    return reads or any(is_read(name, each) for each in code.co_consts if isinstance(each, types.CodeType))

@@ -1,0 +1,115 @@
+"""Functions of the user's that run from their own source, with calls in the places of expressions that Python answers in C.
+
+Such are texts of numbers that only the running step knows, and questions for the class of what stands for a number, a tensor or a
+container.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import linecache
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lowtide.capture.effects import texts
+
+_ASKS = {"type", "__class__"}
+
+
+def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]], None], named: set[str] | None = None) -> None:
+    """Have a function ask so, where its source is that of its code. `named`: the names in it, where it makes no texts so."""
+    if named is not None and not named & _ASKS:
+        return
+    code = function.__code__
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    made = _rewritten(code.co_filename, text, _ClassRewriter if named is not None else _TextRewriter).get(code, code)
+    if made != code:
+        undo(lambda: setattr(function, "__code__", code))
+        function.__code__ = made
+
+
+def _type(function: Any, item: Any) -> Any:
+    return _class(item) if function is builtins.type else function(item)
+
+
+def _class(item: Any) -> Any:
+    """`x.__class__`, which numbers and containers of a capture say themselves."""
+    if type(item) is not FakeTensor:
+        return item.__class__
+    return nn.Parameter if isinstance(item, nn.Parameter) else torch.Tensor
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f"\0{each.__name__}": each for each in (_type, _class, texts.formatted, texts.joined, texts.modulo, texts.called)
+}
+
+
+class _ClassRewriter(ast.NodeTransformer):
+    """Calls in the places of questions for a class; their functions are constants of the code."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        return _call(_class, node, node.value) if node.attr == "__class__" and isinstance(node.ctx, ast.Load) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        is_question = isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords
+        return _call(_type, node, node.func, *node.args) if is_question and not isinstance(node.args[0], ast.Starred) else node
+
+
+class _TextRewriter(_ClassRewriter):
+    """And in the places of expressions that make texts."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        return _call(texts.joined, node, *(self.visit(each) for each in node.values))
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
+        self.generic_visit(node)
+        return _call(texts.formatted, node, node.value, ast.Constant(node.conversion), node.format_spec or ast.Constant(""))
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return _call(texts.modulo, node, node.left, node.right) if isinstance(node.op, ast.Mod) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        made = super().visit_Call(node)
+        if made is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
+            return made
+        return _call(texts.called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
+
+
+def _call(function: Callable[..., Any], of: ast.expr, *args: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
+    return ast.copy_location(ast.Call(ast.Constant(f"\0{function.__name__}"), [*args], [*keywords]), of)
+
+
+@functools.lru_cache(maxsize=64)
+def _rewritten(file: str, text: str, rewriter: type[ast.NodeTransformer]) -> dict[types.CodeType, types.CodeType]:
+    """The codes of a file, and what each becomes."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a constant is called
+            plain = compile(text, file, "exec", dont_inherit=True)
+            made = compile(ast.fix_missing_locations(rewriter().visit(ast.parse(text))), file, "exec", dont_inherit=True)
+        return dict(zip(_codes(plain), _codes(_bound(made)), strict=True))
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from _codes(each)
+
+
+def _bound(code: types.CodeType) -> types.CodeType:
+    consts = (_bound(each) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    return code.replace(co_consts=tuple(_FUNCTIONS.get(each, each) if type(each) is str else each for each in consts))
