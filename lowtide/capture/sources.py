@@ -43,8 +43,8 @@ class Sources:
             return self.of_gradient(node)
         source = self.of_frame(sys._getframe(1), _CALLS_THE_USER)
         if source is not None and torch.is_grad_enabled():
-            # Autograd numbered this operator's backward node just before it came here (see torch.fx.proxy).
-            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = source
+            # Autograd numbered this operator's backward node just before it came here (see torch.fx.proxy). One that has none comes behind.
+            self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, source)
         return source
 
     def of_gradient(self, node: Any) -> Source | None:

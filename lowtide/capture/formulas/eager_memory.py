@@ -30,6 +30,7 @@ _WRITERS: dict[OpOverload, OpOverload] = {
     _ATEN.index_fill.int_Tensor: _ATEN.index_fill_.int_Tensor,
 }
 _ZEROS = {f"aten.{name}.default" for name in ("zeros", "zeros_like", "new_zeros")}
+_CHOICE = "aten.where.self"
 _NEAR = 8  # nodes: between a formula's zeros and what it writes there are views and conversions of places
 
 _rare: ContextVar[bool] = ContextVar("rare", default=False)
@@ -50,13 +51,18 @@ def is_rare() -> bool:
 
 
 def of_usual_data(nodes: Sequence[Node], rare: Set[str]) -> tuple[tuple[Node, ...], frozenset[str]]:
-    """The nodes without those that make something rare; results that are the one branch that is left."""
+    """The nodes without those that make something rare; results that are the one branch that is left.
+
+    All of them where what is rare is read by anything but a choice.
+    """
     found: list[Node] = []
     chosen: set[str] = set()
     for node in nodes:
         if any(value.name in rare for value in node.results):
             continue
         if any(value.name in rare for value in node.inputs):
+            if node.op != _CHOICE:  # the gradient of such a branch
+                return tuple(nodes), frozenset()
             left = tuple(arg for arg in node.args if not (isinstance(arg, Value) and arg.name in rare))
             node = replace(node, args=left, inplace=tuple(each for each in node.inplace if each[0] in left))
             chosen.update(value.name for value in node.results)
