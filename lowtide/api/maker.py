@@ -8,8 +8,8 @@ from typing import Any
 
 from lowtide.api.arguments import detached
 from lowtide.api.captures import Captures
-from lowtide.api.ranks.group import agreed_plans, compare_programs
-from lowtide.api.running.variant import Variant
+from lowtide.api.processes import agreed_plans, compare_programs
+from lowtide.api.variant import Variant
 from lowtide.base.garbage import collected_seldom
 from lowtide.base.stages import Stages
 from lowtide.capture.batches import with_stand_ins

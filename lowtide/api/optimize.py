@@ -23,9 +23,9 @@ from lowtide.api.arguments import (
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
+from lowtide.api.processes import ProcessGroupSetup
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import AUTO, check_uncut, met_so_far, varying_of
-from lowtide.api.ranks.group import ProcessGroupSetup
 from lowtide.api.step import Step
 from lowtide.base.files import read_utf8
 from lowtide.base.stages import Stages, wants_progress

@@ -12,10 +12,10 @@ from torch import nn
 
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, StepMaker
+from lowtide.api.policies import StepsByShape
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import Seen, shapes_of
-from lowtide.api.running.shapes import StepsByShape
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import micro_batches
 from lowtide.capture.care.failures import programs_own

@@ -15,12 +15,12 @@ from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read_unlike, run_eagerly
+from lowtide.api.policies import Recaptures, SecondLook
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import Seen
-from lowtide.api.running.check import Recaptures, SecondLook
-from lowtide.api.running.variant import Variant
-from lowtide.api.running.verify import MeasuredStep, Verification, verified
 from lowtide.api.saved.save import freeze, save
+from lowtide.api.variant import Variant
+from lowtide.api.verify import MeasuredStep, Verification, verified
 from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
 from lowtide.base.stages import Stages
@@ -40,7 +40,7 @@ from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
 
 if TYPE_CHECKING:
-    from lowtide.api.ranks.checkpoint import Trained
+    from lowtide.api.checkpoint import Trained
 
 T = TypeVar("T")
 _UNSEEN = (
@@ -320,7 +320,7 @@ class Step:
         )
 
     def _trained(self) -> Trained:
-        from lowtide.api.ranks.checkpoint import Trained  # importing torch.distributed.checkpoint takes a second
+        from lowtide.api.checkpoint import Trained  # importing torch.distributed.checkpoint takes a second
 
         program = self._maker.capturing.program
         in_shards = program is not None and program.ranks is not None and bool(program.ranks.shard)

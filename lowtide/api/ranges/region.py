@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 from lowtide.capture.data.facts import at_numbers
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory

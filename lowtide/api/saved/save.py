@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from lowtide.api.frozen import Frozen
-from lowtide.api.running.variant import Variant
 from lowtide.api.saved import archive
 from lowtide.api.saved.archive import said_of
 from lowtide.api.saved.check import check
+from lowtide.api.variant import Variant
 from lowtide.base.release import VERSION
 from lowtide.cpu.build.networks import placements
 from lowtide.errors import BatchError, FormatError, StepError

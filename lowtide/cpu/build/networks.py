@@ -13,7 +13,7 @@ from lowtide.cpu.build.region import ready, target
 from lowtide.cpu.network import Network, StagedBody, network_of
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
-from lowtide.cpu.tune.trial import tuned
+from lowtide.cpu.trial import tuned
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
