@@ -9,15 +9,14 @@ from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, Fo
 
 if TYPE_CHECKING:
     from lowtide import placement, schedule
+    from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
-    from lowtide.api.order import order
-    from lowtide.api.place import place
-    from lowtide.api.running.verify import MeasuredStep, Verification
     from lowtide.api.saved.load import load_frozen
     from lowtide.api.step import Step
+    from lowtide.api.verify import MeasuredStep, Verification
     from lowtide.base.stages import Stage
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
@@ -42,7 +41,7 @@ _MODULES = {
     "Device": "lowtide.cost.device",
     "Explanation": "lowtide.api.explain",
     "Frozen": "lowtide.api.frozen",
-    "MeasuredStep": "lowtide.api.running.verify",
+    "MeasuredStep": "lowtide.api.verify",
     "Measurement": "lowtide.cost.profiler",
     "OrderProblem": "lowtide.problems.order",
     "Parallel": "lowtide.api.options",
@@ -59,13 +58,13 @@ _MODULES = {
     "Sweep": "lowtide.remat.sweep.search",
     "Task": "lowtide.problems.order_check",
     "Training": "lowtide.api.options",
-    "Verification": "lowtide.api.running.verify",
+    "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
     "load_frozen": "lowtide.api.saved.load",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
-    "order": "lowtide.api.order",
-    "place": "lowtide.api.place",
+    "order": "lowtide.api.engines",
+    "place": "lowtide.api.engines",
 }
 _FOLDERS = ("placement", "schedule")  # of the engines: their names are what callers see of them
 

@@ -35,7 +35,7 @@ APART = {"lowtide.cost.lab.worker": "a process of its own, started by its name i
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cpu/build", "cpu/tune", "cuda", "regions",
+        "kernels", "capture", "cost/lab", "cost/profiler.py", "cost/timings.py", "runtime", "cpu/build", "cpu/trial.py", "cuda", "regions",
         "lower", "api", "integrations",
     },
     "ortools": set(),  # research asks for it

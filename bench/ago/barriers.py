@@ -134,7 +134,7 @@ def _line(each: Taken) -> str:
 
 def _said(stage: Stage) -> str:
     names = " ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
-    shapes = " -> ".join("x".join(map(str, lay.shape)) for lay in (*stage.reads[:1], stage.out))
+    shapes = " -> ".join("x".join(map(str, layout.shape)) for layout in (*stage.reads[:1], stage.out))
     return f"{type(stage).__name__:11} {shapes}  {names[:60]}"
 
 

@@ -92,8 +92,8 @@ def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
         import torch
 
         import lowtide
+        from lowtide.cpu import trial as tuned
         from lowtide.cpu.choice import Joins
-        from lowtide.cpu.tune import trial as tuned
 
         torch.set_num_threads(threads)
         tuned.JOINS = Joins[joins]

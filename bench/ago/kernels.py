@@ -96,7 +96,7 @@ def _print(its: Network, taken_ns: list[int]) -> None:
     for at, (stage, ns) in enumerate(zip(its.stages, taken_ns, strict=True)):
         rate = f"{flops(stage) / max(ns, 1):7.1f} GFLOP/s" if flops(stage) else " " * 15
         names = " ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
-        shapes = " -> ".join("x".join(map(str, lay.shape)) for lay in (*stage.reads[:1], stage.out))
+        shapes = " -> ".join("x".join(map(str, layout.shape)) for layout in (*stage.reads[:1], stage.out))
         print(f"{at:4} {ns / 1e3:9.1f} us {100 * ns / total:5.1f} % {rate}  {type(stage).__name__:11} {shapes}  {names[:70]}")
     work = sum(map(flops, its.stages))
     print(f"     {total / 1e3:9.1f} us, {work / 1e6:.0f} MFLOP, {work / total:.1f} GFLOP/s")

@@ -23,7 +23,9 @@ from bench.ago.networks import case, paper_cases
 from bench.results import Cell, Results, with_kept
 from lowtide.cpu.build import networks as made
 from lowtide.cpu.build.comparison import made_up
+from lowtide.cpu.build.region import target
 from lowtide.cpu.choice import Joins, chosen
+from lowtide.cpu.network import StagedBody
 from lowtide.ir.bodies import Region, is_region
 
 COLUMNS = ("case", "threads", "windows", "differ", "none_us", "model_us", "measured_us", "measured_to_model")
@@ -67,7 +69,7 @@ def row(name: str, threads: int) -> dict[str, Cell]:
 
 
 def _chosen(region: Region, joins: Joins) -> tuple[int, ...]:
-    bare = made.bare(region.body, region.fixed)
+    bare = StagedBody.of(region.body, region.fixed, target())
     return chosen(bare.stages, bare.body, bare.known, joins)
 
 

@@ -27,7 +27,7 @@ import lowtide
 from bench import torchvision_shim
 from bench.in_values import in_values
 from bench.results import Results, with_kept
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 
 COLUMNS = ("layers", "question", "operators", "static", "ranged", "ratio", "difference", "bar", "repeats")
 NOTES = (

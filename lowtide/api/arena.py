@@ -39,8 +39,8 @@ class ArenaReport:
     @property
     def served_share(self) -> float:
         """The share of the latest served step's requests, by bytes, that the arena gave; 0 before there is any such step."""
-        asked = self.last.asked_bytes + self.last.elsewhere_bytes
-        return self.last.served_bytes / asked if asked else 0.0
+        asked_bytes = self.last.asked_bytes + self.last.elsewhere_bytes
+        return self.last.served_bytes / asked_bytes if asked_bytes else 0.0
 
     def __str__(self) -> str:
         if self.absent:

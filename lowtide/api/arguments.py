@@ -18,11 +18,11 @@ from lowtide.ir import tree
 
 def _optimizers_within(wrapper: Any) -> str:
     """What to give in the place of an object of the user's that steps several optimizers."""
-    found = [name for name, item in getattr(wrapper, "__dict__", {}).items() if holds_optimizer(item)]
-    if not found:
+    names = [name for name, item in getattr(wrapper, "__dict__", {}).items() if holds_optimizer(item)]
+    if not names:
         return ""
-    several = [isinstance(vars(wrapper)[name], (list, tuple)) for name in found]
-    given = ", ".join(f"{'*' * many}wrapper.{name}" for name, many in zip(found, several, strict=True))
+    several = [isinstance(vars(wrapper)[name], (list, tuple)) for name in names]
+    given = ", ".join(f"{'*' * many}wrapper.{name}" for name, many in zip(names, several, strict=True))
     return f", which holds optimizers: give those (`optimizer=[{given}]`) where its step() does no more than to step them"
 
 
@@ -89,8 +89,8 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
     if not swap_state:
         return
     states = {} if optimizer is None else optimizer.state
-    held = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
-    for name, tensor in (*model.named_parameters(), *held):
+    tensors = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
+    for name, tensor in (*model.named_parameters(), *tensors):
         if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
             raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
 
@@ -103,8 +103,8 @@ def warn_of_nowhere_to_swap(swap_state: bool, device: torch.device, simulates: b
 
 def warn_of_gradients_let_go(model: nn.Module, optimizer: torch.optim.Optimizer, graded: Iterable[str]) -> None:
     """Say which of the parameters that get gradients the optimizer does not hold: eager PyTorch adds those up, and nobody clears them."""
-    held, parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}, dict(model.named_parameters())
-    if others := [name for name in graded if id(parameters[name]) not in held]:
+    optimized, parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}, dict(model.named_parameters())
+    if others := [name for name in graded if id(parameters[name]) not in optimized]:
         warn(
             f"the optimizer does not hold {len(others)} parameters that get gradients ({others[0]}{', ...' if others[1:] else ''}): a step "
             "keeps no gradient of theirs in `.grad`, as eager PyTorch would; freeze them (`requires_grad_(False)`) or give them to the "
@@ -132,8 +132,8 @@ def check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool
 
 def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.device:
     """Where the step runs: where the model lies, or for a model without memory where it is wished to."""
-    found = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    if found.type == "meta":
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    if device.type == "meta":
         target = torch.device(wished if wished is not None else "cpu")
         if target.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:  # whose C++ ends the process there
             raise ValueError(
@@ -141,9 +141,9 @@ def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.devi
                 f"this torch ({torch.__version__}) is built without CUDA, and cannot follow a program there"
             )
         return target
-    if wished is not None and torch.device(wished) != found:
-        raise ValueError(f"device: the model lies on {found}; `device` is for models on the meta device (got {wished})")
-    return found
+    if wished is not None and torch.device(wished) != device:
+        raise ValueError(f"device: the model lies on {device}; `device` is for models on the meta device (got {wished})")
+    return device
 
 
 def detached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -58,13 +58,13 @@ def workload_of(function: Callable[[], Any]) -> Workload:
     """What a user's function returned, if it is (model, batch, loss, optimizer). Raises LowtideError otherwise."""
     if not callable(function):
         raise LowtideError(f"expected a function that returns (model, batch, loss, optimizer), got a {type(function).__name__}")
-    made = function()
-    if not isinstance(made, tuple) or len(made) != 4 or not isinstance(made[0], nn.Module):
-        what = type(made).__name__ if not isinstance(made, tuple) else f"a tuple of {', '.join(type(item).__name__ for item in made)}"
+    parts = function()
+    if not isinstance(parts, tuple) or len(parts) != 4 or not isinstance(parts[0], nn.Module):
+        what = type(parts).__name__ if not isinstance(parts, tuple) else f"a tuple of {', '.join(type(item).__name__ for item in parts)}"
         raise LowtideError(f"expected (model, batch, loss, optimizer), of which loss and optimizer may be None; got {what}")
-    if (made[2] is None) != (made[3] is None):
+    if (parts[2] is None) != (parts[3] is None):
         raise LowtideError("expected both a loss and an optimizer, or for inference neither; got only one of them")
-    return Workload(*made)
+    return Workload(*parts)
 
 
 def eager_step(workload: Workload) -> Callable[[], Any]:

@@ -228,9 +228,9 @@ def explain(
     if loss is not None and trained is not None:
         program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
     stages = Stages(planning.callback, wants_progress(planning.progress))
-    asked = PlanningSettings(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    settings = PlanningSettings(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
     maker = StepMaker(
-        Captures(model, program, target, stages), Machine(str(target), machine, workspaces, run.swap, stages), asked, None, stages
+        Captures(model, program, target, stages), Machine(str(target), machine, workspaces, run.swap, stages), settings, None, stages
     )
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
@@ -268,12 +268,12 @@ def _check_here(target: torch.device, machine: Device | None) -> None:
 
 def _remedies(report: CostReport) -> list[Remedy]:
     """From the cheapest to the leanest, each leaner than the one before."""
-    found = [_order_alone(report, f"memory={report.order_peak_bytes}")]
+    remedies = [_order_alone(report, f"memory={report.order_peak_bytes}")]
     for share in _SLOWER:
         point = next(each for each in report.frontier if each.time_us <= (1 + share) * report.order_us)
-        found.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
-    found.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0].peak_bytes}"))
-    return [each for at, each in enumerate(found) if at == 0 or each.peak_bytes < found[at - 1].peak_bytes]
+        remedies.append(_letting_go(f"+{share:.0%} time at most", point, report, f"latency={1 + share:g}"))
+    remedies.append(_letting_go("least found", report.frontier[0], report, f"memory={report.frontier[0].peak_bytes}"))
+    return [each for at, each in enumerate(remedies) if at == 0 or each.peak_bytes < remedies[at - 1].peak_bytes]
 
 
 def _loss_split(captured: Candidate, plan: Plan) -> list[Remedy]:
@@ -322,10 +322,10 @@ def _halved(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], mem
         return None
     count = 2 * program.accumulate
     # Twice as many operators: exact search would take most of the time, to make an estimate a little better.
-    solver = Best() if isinstance(maker.asked.solver, Auto) else maker.asked.solver
-    asked = dataclasses.replace(maker.asked, limit=Limit(), solver=solver)
+    solver = Best() if isinstance(maker.settings.solver, Auto) else maker.settings.solver
+    settings = dataclasses.replace(maker.settings, limit=Limit(), solver=solver)
     capturing = dataclasses.replace(maker.capturing, program=dataclasses.replace(program, accumulate=count))
-    halved = dataclasses.replace(maker, capturing=capturing, asked=asked)
+    halved = dataclasses.replace(maker, capturing=capturing, settings=settings)
     try:
         by_order_bytes = halved.peak_by_order_bytes(args, kwargs)
     except (BatchError, CaptureError):
@@ -341,7 +341,7 @@ def _halved(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], mem
 
 def _within_or_least(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:
     """The peak of a plan within so many bytes, else the least that was found."""
-    within = dataclasses.replace(maker, asked=dataclasses.replace(maker.asked, limit=Limit(Memory(memory_bytes))))
+    within = dataclasses.replace(maker, settings=dataclasses.replace(maker.settings, limit=Limit(Memory(memory_bytes))))
     try:
         return within.plan_of_most_steps(args, kwargs)[1].peak_bytes
     except BudgetError as error:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lowtide.api.arguments import detached
 from lowtide.api.captures import Captures
-from lowtide.api.ranks.group import agreed_plans, compare_programs
-from lowtide.api.running.variant import Variant
+from lowtide.api.processes import agreed_plans, compare_programs
+from lowtide.api.variant import Variant
 from lowtide.base.garbage import collected_seldom
 from lowtide.base.stages import Stages
 from lowtide.capture.batches import with_stand_ins
@@ -128,7 +128,7 @@ class StepMaker:
 
     capturing: Captures
     machine: Machine
-    asked: PlanningSettings
+    settings: PlanningSettings
     saved: Plan | None
     stages: Stages
 
@@ -139,7 +139,7 @@ class StepMaker:
         Raises FormatError where it has to be `as_saved` and is not.
         """
         if self.saved is None:
-            compile_ahead(self.asked.solver, limited=self._is_limited)
+            compile_ahead(self.settings.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
             captured, premises = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
             compare_programs(self.peers, captured)
@@ -156,7 +156,7 @@ class StepMaker:
         """
         stages = replace(self.stages, seconds={})
         capturing, machine = replace(self.capturing, stages=stages), replace(self.machine, stages=stages)
-        other = StepMaker(capturing, machine, replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps), None, stages)
+        other = StepMaker(capturing, machine, replace(self.settings, limit=limit, sweeps=sweeps or self.settings.sweeps), None, stages)
         if not all(program.answers(limit) for program in family.programs):
             with machine.laboratory(capturing.trains) as laboratory:
                 programs = self.peers.together(lambda: other._programs([each.captured for each in family.programs], laboratory))
@@ -178,22 +178,22 @@ class StepMaker:
     def reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
         """Whether the program does anything with these leaves of a batch, which are no tensors."""
         args, kwargs = detached(args, kwargs)
-        found: list[str] = []
+        touched: list[str] = []
         with replace(self.machine, tries=False).laboratory(self.capturing.trains) as laboratory:
             try:
                 now = self.capturing.again(args, kwargs, laboratory)
-                blind = self.capturing.again(*with_stand_ins(args, kwargs, where, found), laboratory)
+                blind = self.capturing.again(*with_stand_ins(args, kwargs, where, touched), laboratory)
             except CaptureError:
                 return True
-        return bool(found or difference(now, blind))
+        return bool(touched or difference(now, blind))
 
     def for_other_shapes(self, family: Family) -> StepMaker:
         """The maker for batches of other shapes: a share of eager's peak is as many bytes as it is for this family."""
-        memory = self.asked.limit.memory
+        memory = self.settings.limit.memory
         if memory is None:
             return self
         fixed = Memory(memory.of_peak(family.programs[-1].eager_peak_bytes))
-        return replace(self, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
+        return replace(self, settings=replace(self.settings, limit=replace(self.settings.limit, memory=fixed)))
 
     def _planned(self, family: Family) -> Family:
         trains, captured = self.capturing.trains, [program.captured for program in family.programs]
@@ -203,19 +203,19 @@ class StepMaker:
             programs = tuple(replace(each, saved=plan) for each, plan in zip(family.programs, plans, strict=True))
             family = replace(family, programs=programs)
         pairs = list(zip(captured, plans, strict=True))
-        made = self.peers.together(lambda: [_variant(each, told(plan), family.premises, trains) for each, plan in pairs])
-        return replace(family, variants=made)
+        variants = self.peers.together(lambda: [_variant(each, told(plan), family.premises, trains) for each, plan in pairs])
+        return replace(family, variants=variants)
 
     def _as_saved(self, captured: CapturedStep, saved: Plan) -> Plan:
         """A plan from elsewhere for a captured program. Raises FormatError where it is of another one."""
-        return as_saved(saved, captured.graph, exact=self.asked.exact, generated=self._as_compiled(captured, saved.graph))
+        return as_saved(saved, captured.graph, exact=self.settings.exact, generated=self._as_compiled(captured, saved.graph))
 
     def plan_of_most_steps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Candidate, Plan]:
         """The program that most steps run, and its plan; nothing is made ready to run."""
-        compile_ahead(self.asked.solver, limited=self._is_limited)
+        compile_ahead(self.settings.solver, limited=self._is_limited)
         with self.machine.laboratory(self.capturing.trains) as laboratory:
             program = self._program(self.capturing.programs(args, kwargs, laboratory)[-1], laboratory)
-        budget = self.asked.limit.budget(program.eager_peak_bytes)
+        budget = self.settings.limit.budget(program.eager_peak_bytes)
         return program.candidates[0], self._asked(_planner([program]), program.captured, budget)[-1]
 
     def peak_by_order_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -226,8 +226,8 @@ class StepMaker:
 
     def _programs(self, captured: Sequence[CapturedStep], laboratory: Laboratory) -> tuple[CapturedProgram, ...]:
         """Programs of one step, with what planning has to know: the others run as the last does, which most steps run, what both have."""
-        main = self._program(captured[-1], laboratory, self.asked.kernels)
-        kernels = self.asked.kernels if main.candidates else None
+        main = self._program(captured[-1], laboratory, self.settings.kernels)
+        kernels = self.settings.kernels if main.candidates else None
         return *(self._program(each, laboratory, kernels, main.candidates) for each in captured[:-1]), main
 
     def _program(
@@ -242,7 +242,7 @@ class StepMaker:
         if (saved := self._saved_for(captured)) is not None:
             return CapturedProgram(captured, self.machine.granule_bytes(captured), (), self._as_saved(captured, saved))
         candidates = self.machine.candidates(
-            captured, laboratory, exact=self.asked.exact, limited=self._is_limited, kernels=kernels, like=like
+            captured, laboratory, exact=self.settings.exact, limited=self._is_limited, kernels=kernels, like=like
         )
         if self._is_limited:
             candidates = self.machine.timed(captured, candidates, laboratory)
@@ -262,7 +262,7 @@ class StepMaker:
     @property
     def _is_limited(self) -> bool:
         """Whether there is something to keep to, so that times matter."""
-        return self.asked.limit.is_limit or (self.saved is not None and self.saved.cost_report is not None)
+        return self.settings.limit.is_limit or (self.saved is not None and self.saved.cost_report is not None)
 
     def _saved_for(self, captured: CapturedStep) -> Plan | None:
         """What was saved for this program, an optimizer's first step or a later one."""
@@ -287,10 +287,10 @@ class StepMaker:
         """A plan for each program: the saved one where that is of it."""
         # A share is of the peak of the program that most steps run, the last; an optimizer's first step keeps to the same bytes.
         last = family.programs[-1]
-        budget = self.asked.limit.budget(last.eager_peak_bytes) if self.saved is None else _budget_of(self.saved)
+        budget = self.settings.limit.budget(last.eager_peak_bytes) if self.saved is None else _budget_of(self.saved)
         plans = self._as_near(family.planner, last.captured, budget)
-        made = iter(plans)
-        return [next(made) if program.saved is None else program.saved for program in family.programs]
+        new_plans = iter(plans)
+        return [next(new_plans) if program.saved is None else program.saved for program in family.programs]
 
     def _as_near(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         """Plans within the budget. What a saved plan keeps to was not asked for now: then as near to it as can be."""
@@ -305,15 +305,15 @@ class StepMaker:
         if not planner.programs:
             return []
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            warm_up_planning(self.asked.solver, limited=budget.is_limit)
+            warm_up_planning(self.settings.solver, limited=budget.is_limit)
         request = self.request(captured, budget)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators") as say:
             return planner.plans(replace(request, watcher=say if self.stages.progress else None))
 
     def request(self, captured: CapturedStep, budget: Budget) -> Request:
         request = Request(
-            self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.asked.solver,
-            sweeps=self.asked.sweeps, swap_state=self.asked.swap_state, exact=self.asked.exact,
+            self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.settings.solver,
+            sweeps=self.settings.sweeps, swap_state=self.settings.swap_state, exact=self.settings.exact,
         )  # fmt: skip
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 

@@ -23,9 +23,9 @@ from lowtide.api.arguments import (
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
+from lowtide.api.processes import ProcessGroupSetup
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import AUTO, check_uncut, met_so_far, varying_of
-from lowtide.api.ranks.group import ProcessGroupSetup
 from lowtide.api.step import Step
 from lowtide.base.files import read_utf8
 from lowtide.base.stages import Stages, wants_progress
@@ -138,7 +138,7 @@ def optimize(
     """
     if not isinstance(exact, bool):
         raise TypeError(f"exact: expected True or False, got {exact!r}")
-    dynamic, said = shapes.dynamic, training
+    dynamic, options = shapes.dynamic, training
     group_setup = ProcessGroupSetup.of(
         model, parallel.group, parallel.shard, trains=loss is not None, varies=dynamic is not None, policy=shapes.on_new_shape
     )
@@ -158,20 +158,22 @@ def optimize(
     program = None
     if loss is not None and trained is not None:
         around = group_setup.wrapper, counters_of(optimizer)
-        program = TrainingProgram(model, loss, trained, said.after_backward, said.accumulate, said.scaler, group_setup.ranks, *around)
+        program = TrainingProgram(
+            model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around
+        )
     machine = planning.machine
     warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
     check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
-    asked = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
+    settings = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
-    check_uncut(varying, said.accumulate)
+    check_uncut(varying, options.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers)
     links_bytes_per_s = 0.0 if obstacle else group_setup.links_bytes_per_s(target)
     here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
-    of_shapes = StepMaker(capturing, here, asked, saved, stages)
+    of_shapes = StepMaker(capturing, here, settings, saved, stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with group_setup.sharded_during_capture(runs=not obstacle):

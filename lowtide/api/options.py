@@ -10,10 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from lowtide.api import policies
+from lowtide.api.processes import SHARDS
 from lowtide.api.ranges.notation import AUTO
-from lowtide.api.ranks.group import SHARDS
-from lowtide.api.running import check as second_look
-from lowtide.api.running import shapes as new_shapes
 from lowtide.base.stages import Callback
 from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
@@ -91,7 +90,7 @@ class Shapes:
         if self.dynamic != AUTO and self.batches:
             raise TypeError(f'batches: expected them with dynamic="auto" alone, which takes ranges from them; got dynamic={self.dynamic!r}')
         if self.on_new_shape is not None:
-            _word("on_new_shape", self.on_new_shape, new_shapes.POLICIES, " or None")
+            _word("on_new_shape", self.on_new_shape, policies.ON_NEW_SHAPE, " or None")
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ class Run:
         if self.kernels is not None:
             _word("kernels", self.kernels, (INDUCTOR,), " or None")
         _word("arena", self.arena, ARENAS)
-        _word("check", self.check, second_look.POLICIES)
+        _word("check", self.check, policies.CHECKS)
         _flag("swap", self.swap)
         _flag("swap_state", self.swap_state)
         if self.swap_state and not self.swap:

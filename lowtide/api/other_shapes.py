@@ -12,10 +12,10 @@ from torch import nn
 
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, StepMaker
+from lowtide.api.policies import StepsByShape
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import Seen, shapes_of
-from lowtide.api.running.shapes import StepsByShape
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import micro_batches
 from lowtide.capture.care.failures import programs_own
@@ -105,7 +105,7 @@ class OtherShapes(Generic[S]):
         self._maker, self._training, self._make = maker, training, make
         self.range = maker if isinstance(maker, RangeMaker) else None
         self.seen = list(seen)
-        self.limited = maker.asked.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
+        self.limited = maker.settings.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
         self._apart = StepsByShape[S](policy, limited=self.limited)
         self._ranged: OrderedDict[Shape, S] = OrderedDict()
 
@@ -120,15 +120,15 @@ class OtherShapes(Generic[S]):
 
     def find(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
         """The step for a batch of another shape; None where the caller's own loop is to run. `newest` are the programs that run now."""
-        if (found := self._of_range(error, newest, args, kwargs)) is not None:
-            return found
+        if (steps := self._of_range(error, newest, args, kwargs)) is not None:
+            return steps
         beyond = error if self.range is None else error.beyond(self.range.extents)
         return self._apart.find(beyond, lambda: self._for_shape(newest, args, kwargs))
 
     def made(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
         """The step for a batch of another shape, whatever the policy says."""
-        found = self._of_range(error, newest, args, kwargs)
-        return self._apart.made(error, lambda: self._for_shape(newest, args, kwargs)) if found is None else found
+        steps = self._of_range(error, newest, args, kwargs)
+        return self._apart.made(error, lambda: self._for_shape(newest, args, kwargs)) if steps is None else steps
 
     def _of_range(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
         """The step for a batch of the range; None where it is none."""
@@ -142,8 +142,8 @@ class OtherShapes(Generic[S]):
         if len(self._ranged) >= _MOST_RANGED:
             self._ranged.popitem(last=False)
         family = self.range.known(args, kwargs) or captured(self.range, args, kwargs)
-        found = self._ranged[error.shape] = self._make(self.range, self._spec(args, kwargs), family)
-        return found
+        steps = self._ranged[error.shape] = self._make(self.range, self._spec(args, kwargs), family)
+        return steps
 
     def _is_in_range(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return self.range is not None and self.range.covers(args, kwargs)
@@ -153,16 +153,16 @@ class OtherShapes(Generic[S]):
         if not self.seen:
             return False
         seen, maker = [*self.seen, shapes_of(args, kwargs)], self._maker.for_other_shapes(newest)
-        found = RangeMaker.guessing(maker, seen, args, kwargs)
-        if found is None or not found.covers(args, kwargs):
+        guess = RangeMaker.guessing(maker, seen, args, kwargs)
+        if guess is None or not guess.covers(args, kwargs):
             return False
         try:
-            found.make(*detached(args, kwargs))
+            guess.make(*detached(args, kwargs))
         except CaptureError as error:
             self.seen = []
             warn(f'dynamic="auto": shapes are captured one by one from here on: {error}')
             return False
-        self.seen, self.range = seen, found
+        self.seen, self.range = seen, guess
         return True
 
     def _for_shape(self, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:

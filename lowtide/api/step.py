@@ -15,12 +15,12 @@ from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read_unlike, run_eagerly
+from lowtide.api.policies import Recaptures, SecondLook
 from lowtide.api.ranges.maker import RangeMaker
 from lowtide.api.ranges.notation import Seen
-from lowtide.api.running.check import Recaptures, SecondLook
-from lowtide.api.running.variant import Variant
-from lowtide.api.running.verify import MeasuredStep, Verification, verified
 from lowtide.api.saved.save import freeze, save
+from lowtide.api.variant import Variant
+from lowtide.api.verify import MeasuredStep, Verification, verified
 from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
 from lowtide.base.stages import Stages
@@ -40,7 +40,7 @@ from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
 
 if TYPE_CHECKING:
-    from lowtide.api.ranks.checkpoint import Trained
+    from lowtide.api.checkpoint import Trained
 
 T = TypeVar("T")
 _UNSEEN = (
@@ -231,9 +231,9 @@ class Step:
         again = self._again  # which another thread may set
         if again is not None and not self._check.comes:
             began = time.perf_counter()
-            if (found := again(args, kwargs)) is not UNLIKE:
+            if (outcome := again(args, kwargs)) is not UNLIKE:
                 self._check.ran(time.perf_counter() - began)
-                return found
+                return outcome
         self._again = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
@@ -299,10 +299,10 @@ class Step:
             return self._made_for(error, args, kwargs).verify(*args, **kwargs)
         if self._obstacle:
             raise StepError(self._obstacle)
-        found = self._find(self._caller.look(leaves))
-        if not isinstance(found, tuple):
-            raise StepError(f"verify: the step is to be captured anew first, as its next call does: {found or 'for data of another kind'}")
-        return verified(*found)
+        chosen = self._find(self._caller.look(leaves))
+        if not isinstance(chosen, tuple):
+            raise StepError(f"verify: the step is to be captured anew first, as its next call does: {chosen or 'for data of another kind'}")
+        return verified(*chosen)
 
     def __repr__(self) -> str:
         what = "training" if self._families[0].variants[-1].program.gradients else "inference"
@@ -320,7 +320,7 @@ class Step:
         )
 
     def _trained(self) -> Trained:
-        from lowtide.api.ranks.checkpoint import Trained  # importing torch.distributed.checkpoint takes a second
+        from lowtide.api.checkpoint import Trained  # importing torch.distributed.checkpoint takes a second
 
         program = self._maker.capturing.program
         in_shards = program is not None and program.ranks is not None and bool(program.ranks.shard)
@@ -343,8 +343,8 @@ class Step:
 
     def _on_same(self, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
         """A step for another shape, on the same objects and in the same arena."""
-        held = self._arena
-        return Step(maker, spec, family, self._obstacle, None if held is None else lambda _: held, "error", check=self._policy)
+        arena = self._arena
+        return Step(maker, spec, family, self._obstacle, None if arena is None else lambda _: arena, "error", check=self._policy)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
         """The program for a call, captured now where there is none."""
@@ -359,14 +359,14 @@ class Step:
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> tuple[Variant, list[Any], View] | None:
         """The same; None where the caller's own loop is to run, which `always` is never so."""
-        now, found = self._looked_up(args, kwargs)
+        now, chosen = self._looked_up(args, kwargs)
         if self._unseen and not always:
             return None
-        if isinstance(found, tuple):
+        if isinstance(chosen, tuple):
             self._recaptures.none()
         else:
-            if not self._recaptures.allows(found or self._change(now), always=always):
-                self._unseen = found if self._is_stale(self._current) else ""
+            if not self._recaptures.allows(chosen or self._change(now), always=always):
+                self._unseen = chosen if self._is_stale(self._current) else ""
                 return None
             number = 1 + max(family.number for family in self._families)
             new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
@@ -374,12 +374,12 @@ class Step:
             self._measured = None
             self._forget_unread(args, kwargs)
             self._check_of(new).begin()
-            found = self._find(now)
-        if not isinstance(found, tuple):
-            why = found or "is the optimizer's state changed by another thread?"
+            chosen = self._find(now)
+        if not isinstance(chosen, tuple):
+            why = chosen or "is the optimizer's state changed by another thread?"
             raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
-        self._current = found[0]
-        return *found, now
+        self._current = chosen[0]
+        return *chosen, now
 
     def _change(self, now: View) -> str:
         last = [family.variants[-1] for family in self._families]
@@ -394,9 +394,9 @@ class Step:
             self._maker.capturing.check_wrapper()
             self._caller.begin_step()
             now = self._caller.look(leaves)
-            found = self._find(now)
-            if isinstance(found, tuple) and not self._unseen:
-                found = self._looked_again(found[0], args, kwargs) or found
+            chosen = self._find(now)
+            if isinstance(chosen, tuple) and not self._unseen:
+                chosen = self._looked_again(chosen[0], args, kwargs) or chosen
         except NewShapeError as error:
             self._peers.meet(f"a new program for {described(error.shape)}")
             raise
@@ -404,10 +404,10 @@ class Step:
             self._peers.refuse(error)
             raise
         if self._peers.several:
-            which = "a new program" if isinstance(found, str) else f"program {self._number(found[0])}"
+            which = "a new program" if isinstance(chosen, str) else f"program {self._number(chosen[0])}"
             known = (variant for family in self._families for variant in family.variants)
             self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, known))
-        return now, found
+        return now, chosen
 
     def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The leaves of a batch; of those that are no tensors the program reads none that may differ."""

@@ -77,10 +77,18 @@ def string(where: str, item: dict[str, Any], field: str) -> str:
     return value if isinstance(value, str) else refuse(where, field, "a string", value)
 
 
+def lines(where: str, item: dict[str, Any], field: str) -> list[str]:
+    """Lines of text."""
+    value = item.get(field)
+    if not isinstance(value, list) or not all(isinstance(line, str) and "\n" not in line for line in value):
+        refuse(where, field, "a list of lines of text", value)
+    return value
+
+
 def refuse(where: str, field: str, expected: str, value: Any) -> NoReturn:
     """Raises FormatError: the field is not what it should be."""
-    found = "nothing" if value is None else type(value).__name__
-    raise FormatError(f"{where}: expected {field!r} to be {expected}, got {found}")
+    kind = "nothing" if value is None else type(value).__name__
+    raise FormatError(f"{where}: expected {field!r} to be {expected}, got {kind}")
 
 
 def _is_integer(value: Any) -> TypeGuard[int]:

@@ -44,28 +44,28 @@ def write_whole(path: _PathLike, content: Content, *, regular: bool = False) -> 
     """Write text, bytes or pieces to `path`, as told above; `regular`: only to a regular file. Raises OSError, which names `path`."""
     content = content.encode() if isinstance(content, str) else content
     with _naming(path):
-        found = _stat(path)
-        if found is not None and not stat.S_ISREG(found.st_mode):
-            _check_can_be_written_straight(found, regular)
-            _write_straight(path, found, content)
-        elif found is not None and _is_open_for_output(found) is not None:
-            _write_straight(path, found, content)
+        status = _stat(path)
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            _check_can_be_written_straight(status, regular)
+            _write_straight(path, status, content)
+        elif status is not None and _is_open_for_output(status) is not None:
+            _write_straight(path, status, content)
         else:
-            _replace(Path(os.path.realpath(path)), found, content)
+            _replace(Path(os.path.realpath(path)), status, content)
 
 
 def check_writable(path: _PathLike) -> None:
     """Raise now what `write_whole` would raise later, as far as that can be told without a trace. Raises OSError, which names `path`."""
     with _naming(path):
-        found, target = _stat(path), Path(os.path.realpath(path))
-        if found is None:
+        status, target = _stat(path), Path(os.path.realpath(path))
+        if status is None:
             if not target.parent.is_dir():
                 raise OSError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}: {os.path.dirname(os.fspath(path)) or target.parent}")
             if not os.access(target.parent, os.W_OK | os.X_OK):
                 raise OSError(errno.EACCES, "the folder cannot be written")
-        elif not stat.S_ISREG(found.st_mode):
-            _check_can_be_written_straight(found)
-        elif _is_open_for_output(found) is None:
+        elif not stat.S_ISREG(status.st_mode):
+            _check_can_be_written_straight(status)
+        elif _is_open_for_output(status) is None:
             _check_may_be_written(target)
 
 
@@ -92,12 +92,12 @@ def mapped(path: _PathLike) -> mmap.mmap:
     with _naming(path):
         descriptor = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
         with open(descriptor, "rb", buffering=0) as file:
-            found = os.fstat(descriptor)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(found.st_mode)}")
-            return mmap.mmap(file.fileno() if found.st_size else -1, found.st_size or 1, access=mmap.ACCESS_COPY)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(status.st_mode)}")
+            return mmap.mmap(file.fileno() if status.st_size else -1, status.st_size or 1, access=mmap.ACCESS_COPY)
 
 
 def read_utf8(path: _PathLike, *, regular: bool = False) -> str:
@@ -132,20 +132,20 @@ def _stat(path: _PathLike) -> os.stat_result | None:
         return None
 
 
-def _is_open_for_output(found: os.stat_result) -> int | None:
+def _is_open_for_output(status: os.stat_result) -> int | None:
     """The descriptor of standard output or error, where it is this very file: then all that is said there goes on where the last ended."""
     for descriptor in (1, 2):
         with suppress(OSError):
-            if os.path.samestat(found, os.fstat(descriptor)):
+            if os.path.samestat(status, os.fstat(descriptor)):
                 return descriptor
     return None
 
 
-def _check_can_be_written_straight(found: os.stat_result, regular: bool = False) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check_can_be_written_straight(status: os.stat_result, regular: bool = False) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, "expected a file, got a folder")
-    if regular or stat.S_ISBLK(found.st_mode):
-        raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(found.st_mode)}")
+    if regular or stat.S_ISBLK(status.st_mode):
+        raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(status.st_mode)}")
 
 
 def _check_may_be_written(target: Path) -> None:
@@ -154,47 +154,47 @@ def _check_may_be_written(target: Path) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _replace(target: Path, found: os.stat_result | None, content: _Pieces) -> None:
-    if found is not None:
+def _replace(target: Path, status: os.stat_result | None, content: _Pieces) -> None:
+    if status is not None:
         _check_may_be_written(target)
     # In the same folder: only there does a rename replace at once. No longer than the shortest limit to names.
     draft = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
     try:
-        _draft(draft, found, content)
+        _draft(draft, status, content)
         os.replace(draft, target)
     except OSError as error:
-        if found is None or error.errno not in _CLOSED_FOLDER:
+        if status is None or error.errno not in _CLOSED_FOLDER:
             raise
-        _write_straight(target, found, content)
+        _write_straight(target, status, content)
     finally:
         with suppress(OSError):  # the folder that took no draft has none
             draft.unlink(missing_ok=True)
 
 
-def _draft(draft: Path, found: os.stat_result | None, content: _Pieces) -> None:
+def _draft(draft: Path, status: os.stat_result | None, content: _Pieces) -> None:
     """Write the draft; nobody may see in it what they may not see in the file whose place it takes."""
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _WITHOUT_WAITING, 0o666 if found is None else 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _WITHOUT_WAITING, 0o666 if status is None else 0o600)
     with open(descriptor, "wb", buffering=0) as file:
-        if found is not None and hasattr(os, "fchown"):
+        if status is not None and hasattr(os, "fchown"):
             with suppress(PermissionError):
-                os.fchown(descriptor, -1, found.st_gid)
+                os.fchown(descriptor, -1, status.st_gid)
             with suppress(PermissionError):
-                os.fchown(descriptor, found.st_uid, -1)
+                os.fchown(descriptor, status.st_uid, -1)
         _write(file.fileno(), content)
-        if found is not None and hasattr(os, "fchmod"):
-            os.fchmod(descriptor, stat.S_IMODE(found.st_mode))  # after the owner: changing that takes away setuid
+        if status is not None and hasattr(os, "fchmod"):
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))  # after the owner: changing that takes away setuid
 
 
-def _write_straight(path: _PathLike, found: os.stat_result, content: _Pieces) -> None:
+def _write_straight(path: _PathLike, status: os.stat_result, content: _Pieces) -> None:
     """Into what stands there. Raises OSError, in a sentence where it is a FIFO that nobody reads."""
-    standard = _is_open_for_output(found)
+    standard = _is_open_for_output(status)
     if standard is not None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         _write(standard, content)
         return
-    descriptor = _opened_for_writing(path, os.O_TRUNC if stat.S_ISREG(found.st_mode) else 0)
+    descriptor = _opened_for_writing(path, os.O_TRUNC if stat.S_ISREG(status.st_mode) else 0)
     with open(descriptor, "wb", buffering=0):
         _write(descriptor, content)
 

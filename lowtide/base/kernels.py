@@ -132,8 +132,8 @@ class KernelCache:
         """What was compiled for these types; None where there is nothing that can be used."""
         target_context.refresh()
         name = self._stem() + self._name(sig, target_context.codegen())
-        found = (_unsealed(folder / name) for folder in _folders(self._file))
-        payload = next((each for each in found if each is not None), None)
+        payloads = (_unsealed(folder / name) for folder in _folders(self._file))
+        payload = next((each for each in payloads if each is not None), None)
         try:
             return None if payload is None else _CompileResult._rebuild(target_context, *pickle.loads(payload))
         except Exception:  # of all that numba may say of a file that another made: what it cannot use is compiled anew

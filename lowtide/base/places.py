@@ -104,13 +104,13 @@ def held(item: Any, name: str) -> Any:
         return getattr(item, name, ABSENT)
     for table, there in _tables_with(item, name):
         if there:
-            found = table[name]
-            if type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType) and not isinstance(item, type):
+            entry = table[name]
+            if type(entry) in (types.MemberDescriptorType, types.GetSetDescriptorType) and not isinstance(item, type):
                 try:
-                    return found.__get__(item)
+                    return entry.__get__(item)
                 except AttributeError:
                     return ABSENT
-            return found
+            return entry
     return ABSENT
 
 

@@ -66,9 +66,9 @@ class _SpecReader:
 
     def take(self, mark: str) -> bool:
         """Whether `mark` comes next; if so, it is passed."""
-        found = self.peek() == mark
-        self.at += found
-        return found
+        matches = self.peek() == mark
+        self.at += matches
+        return matches
 
     def expect(self, mark: str) -> None:
         if not self.take(mark):
@@ -107,9 +107,9 @@ class _SpecReader:
         return tuple(items)
 
     def refuse(self, expected: str) -> NoReturn:
-        before, found = "".join(self.tokens[: self.at]), repr(self.peek()) if self.peek() else "the end"
+        before, token = "".join(self.tokens[: self.at]), repr(self.peek()) if self.peek() else "the end"
         after = f" after {before!r}" if before else ""
-        raise FormatError(f"solver: expected {expected}{after}, got {found}: write it like {self.example}")
+        raise FormatError(f"solver: expected {expected}{after}, got {token}: write it like {self.example}")
 
 
 S = TypeVar("S")
@@ -154,8 +154,8 @@ def _solver(spec: Spec, family: SolverFamily[S]) -> S:
     if spec.name not in family.known:
         elsewhere = f" ({family.elsewhere})" if family.elsewhere else ""
         raise FormatError(f"solver: expected one of {', '.join(sorted(family.known))}; got {spec.name!r}{elsewhere}")
-    made = family.known[spec.name]
-    types = _settings(made)
+    solver = family.known[spec.name]
+    types = _settings(solver)
     settings: dict[str, Any] = {}
     for field, value in spec.settings:
         if field not in types:
@@ -163,10 +163,10 @@ def _solver(spec: Spec, family: SolverFamily[S]) -> S:
         if field in settings:
             _refuse(spec.name, "expected each setting once", f"{field!r} twice")
         settings[field] = _value(value, types[field], f"{spec.name}: {field}", family)
-    missing = [field for field in _required(made) if field not in settings]
+    missing = [field for field in _required(solver) if field not in settings]
     if missing:
         _refuse(spec.name, f"expected a value for {missing[0]!r}", "none")
-    return _checked(spec.name, made, settings)
+    return _checked(spec.name, solver, settings)
 
 
 def _checked(name: str, make: Callable[..., S], settings: Mapping[str, Any]) -> S:

@@ -75,8 +75,8 @@ def _stand_in(value: Any, note: Callable[[str], None]) -> Any:
     base = type(value)
     own = {name for name in dir(base) if callable(getattr(base, name))}
     names = [name for name in {*own, *_OTHERS} if name.startswith("__") and name not in _LEFT_ALONE]
-    made = type(base.__name__, (base,), {name: raising(name) for name in names} | {"__getattribute__": attribute})
-    return made(_UNLIKELY[base]) if base in _UNLIKELY else _empty(made)[0]
+    stand_in = type(base.__name__, (base,), {name: raising(name) for name in names} | {"__getattribute__": attribute})
+    return stand_in(_UNLIKELY[base]) if base in _UNLIKELY else _empty(stand_in)[0]
 
 
 _UNLIKELY: dict[type, Any] = {str: "\0lowtide", bytes: b"\0lowtide", int: -0x10BD_71DE, float: -1.0727368e-37}  # what C reads of them
@@ -97,12 +97,12 @@ def stretched(
     leaves, rebuild = tree.flatten((args, kwargs))
     extents = [{dim: wanted[name] for dim, name in varying.of_leaf(index).items()} for index in range(len(leaves))]
     try:
-        found = [_stretched(leaf.value, own) for leaf, own in zip(leaves, extents, strict=True)]
+        values = [_stretched(leaf.value, own) for leaf, own in zip(leaves, extents, strict=True)]
     except RuntimeError as error:  # torch's own for memory that there is not, and for more elements than it can count
         where = ", ".join(f"{name} = {extent}" for name, extent in wanted.items())
         raise ShapeError(f"dynamic: a batch of {where} cannot be made on this machine ({error}): let the ranges end lower") from error
-    made: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, found)
-    return made
+    stretched_batch: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, values)
+    return stretched_batch
 
 
 def _stretched(item: Any, extents: Mapping[int, int]) -> Any:
@@ -110,11 +110,11 @@ def _stretched(item: Any, extents: Mapping[int, int]) -> Any:
         return item
     shape = [extents.get(dim, extent) for dim, extent in enumerate(item.shape)]
     order = memory_order(item)[::-1]
-    made = item.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(item.dim())])
+    longer = item.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(item.dim())])
     for dim, extent in extents.items():
         places = torch.arange(extent, device=item.device) % max(item.shape[dim], 1)
         item = item.index_select(dim, places)
-    return made.copy_(item)
+    return longer.copy_(item)
 
 
 BATCHES = "batches"  # in place of a number of micro-batches: they are given, not cut

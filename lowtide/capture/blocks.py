@@ -57,10 +57,10 @@ class Names:
         while True:
             count = self._counts.get(stem, 0)
             self._counts[stem] = count + 1
-            found = f"{stem}_{count}" if count else stem
-            if found == stem or found not in self._counts:
-                self._counts.setdefault(found, 1)
-                return found
+            unused = f"{stem}_{count}" if count else stem
+            if unused == stem or unused not in self._counts:
+                self._counts.setdefault(unused, 1)
+                return unused
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -93,11 +93,11 @@ def covers(tensor: torch.Tensor) -> bool:
     _, shape, stride, _, _, _ = geometry(tensor)
     left, step = [(extent, each) for extent, each in zip(shape, stride, strict=True) if extent != 1], product(())
     while left:
-        found = next((pair for pair in left if pair[1] == step), None)
-        if found is None:
+        run = next((pair for pair in left if pair[1] == step), None)
+        if run is None:
             return False
-        left.remove(found)
-        step = normal(step * found[0])
+        left.remove(run)
+        step = normal(step * run[0])
     return normal(product(shape) * tensor.element_size()) == size_of(tensor.untyped_storage().nbytes())
 
 

@@ -55,8 +55,8 @@ def without_generators(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[t
 
 def targets_of(written: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call writes, given the positions and keywords of what it writes."""
-    found = [kwargs.get(at) if isinstance(at, str) else args[at] for at in written]
-    return tensors_in(found)
+    arguments = [kwargs.get(at) if isinstance(at, str) else args[at] for at in written]
+    return tensors_in(arguments)
 
 
 def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:

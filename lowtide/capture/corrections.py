@@ -52,8 +52,8 @@ def _folded(given: torch.Tensor, size: Any, kernel: Any, *settings: Any) -> torc
     return given.new_empty((*given.shape[:-2], given.shape[-2] // math.prod(kernel), *size))
 
 
-def _spaced(first: Any, last: Any, count: Extent, *base: float, **look: Any) -> torch.Tensor:
-    return torch.empty(count, **look)
+def _spaced(first: Any, last: Any, count: Extent, *base: float, **options: Any) -> torch.Tensor:
+    return torch.empty(count, **options)
 
 
 _OVER_SIZES: dict[Any, Any] = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _ATEN.linspace: _spaced, _ATEN.logspace: _spaced}
@@ -63,24 +63,26 @@ def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.empty_like(first)
 
 
-def _viewed(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.dtype) -> torch.Tensor:
+def _viewed(func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype) -> torch.Tensor:
     """A view with the real kernel's strides, which that one gives without data as well.
 
     The fake keeps strides along extents of 1 where the real kernel makes them anew. Kernels read those too: whether channels lie last
     depends on them. Where it has seen another view of a tensor without elements, it gives the next one a storage of its own.
     """
-    view: torch.Tensor = func(tensor, look)
-    real = _real_strides(func, tensor, look, view)
+    view: torch.Tensor = func(tensor, shape_or_dtype)
+    real = _real_strides(func, tensor, shape_or_dtype, view)
     if sizes_of(view.stride()) == sizes_of(real) and address(view) == address(tensor):
         return view
-    return (view if isinstance(look, torch.dtype) else tensor).as_strided(view.shape, real, view.storage_offset())
+    return (view if isinstance(shape_or_dtype, torch.dtype) else tensor).as_strided(view.shape, real, view.storage_offset())
 
 
-def _real_strides(func: OpOverload, tensor: torch.Tensor, look: Sequence[int] | torch.dtype, view: torch.Tensor) -> Sequence[Extent]:
+def _real_strides(
+    func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype, view: torch.Tensor
+) -> Sequence[Extent]:
     if any(map(is_symbolic, (*tensor.shape, *tensor.stride()))):
-        return view.stride() if isinstance(look, torch.dtype) else strides_of_view(tensor.shape, tensor.stride(), view.shape)
+        return view.stride() if isinstance(shape_or_dtype, torch.dtype) else strides_of_view(tensor.shape, tensor.stride(), view.shape)
     with _disable_current_modes():
-        like: torch.Tensor = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), look)
+        like: torch.Tensor = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), shape_or_dtype)
         return like.stride()
 
 

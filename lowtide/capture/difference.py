@@ -27,9 +27,9 @@ def difference(before: CapturedStep, now: CapturedStep) -> str:
 def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     one, two = _Named(before), _Named(now)
     for old, new in zip_longest(before.graph.nodes, now.graph.nodes):
-        found = _between(old, new, one, two)
-        if found:
-            yield found
+        words = _between(old, new, one, two)
+        if words:
+            yield words
             return
         one.number(old)
         two.number(new)
@@ -40,8 +40,8 @@ def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
                 yield "the generator that the program draws from is another one"
         elif first is not second and not _equal(first, second):
             yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
-    made = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
-    if next(made) != next(made) or before.assigned != now.assigned:
+    results = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
+    if next(results) != next(results) or before.assigned != now.assigned:
         yield "which of its values the program returns or keeps has changed"
     if before.left.words != now.left.words:
         yield "what the program puts into lists, dictionaries and attributes has changed"

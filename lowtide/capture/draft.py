@@ -59,16 +59,16 @@ class Ends:
     def until(self, blocks: Iterable[tuple[int, Block]], recorded: Sequence[Node], kept: Iterable[Node]) -> dict[str, str]:
         """By storage, the first result of the last of the `kept` nodes that ran before it was let go."""
         index = {node: number for number, node in enumerate(recorded)}
-        made: dict[Value, int] = {value: number for number, node in enumerate(recorded) for value in node.results[:1]}
-        names = [(made[node.results[0]], node.results[0].name) for node in kept if node.results and node.results[0] in made]
+        makers: dict[Value, int] = {value: number for number, node in enumerate(recorded) for value in node.results[:1]}
+        names = [(makers[node.results[0]], node.results[0].name) for node in kept if node.results and node.results[0] in makers]
         names.sort()
         numbers = [number for number, _ in names]
-        found: dict[str, int] = {}
+        ends: dict[str, int] = {}
         for key, block in blocks:
             last = index.get(self._last[key], -1) if key in self._last else -1
             if not block.owned and (at := bisect_right(numbers, last)):
-                found[block.storage.name] = max(at, found.get(block.storage.name, 0))  # a write in place is made beside, and let go
-        return {name: names[at - 1][1] for name, at in found.items()}
+                ends[block.storage.name] = max(at, ends.get(block.storage.name, 0))  # a write in place is made beside, and let go
+        return {name: names[at - 1][1] for name, at in ends.items()}
 
 
 Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
@@ -178,8 +178,8 @@ class Draft:
                 "before; a captured step would not put it there: keep what goes on in a tensor that each step writes in place "
                 "(`mean.mul_(0.9).add_(loss.detach())`)"
             )
-        found = block.views.get(geometry(tensor))
-        return found if found is not None else self._view_of_root(block, tensor)
+        value = block.views.get(geometry(tensor))
+        return value if value is not None else self._view_of_root(block, tensor)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the caller owns the storage of `tensor`."""
@@ -194,8 +194,8 @@ class Draft:
 
     def age(self) -> Callable[[torch.Tensor], int]:
         """How many nodes had been recorded when a tensor was made; -1 of what was there before."""
-        made = {value: number for number, node in enumerate(self.nodes) for value in node.results}
-        return lambda tensor: made.get(self.value(tensor), -1)
+        ages = {value: number for number, node in enumerate(self.nodes) for value in node.results}
+        return lambda tensor: ages.get(self.value(tensor), -1)
 
     def made(self) -> list[tuple[StorageWeakRef, Storage]]:
         """The storages seen here, held by none, and what they are in the graph."""
@@ -276,8 +276,8 @@ class Draft:
             and any(each.storage in self._zeros for each in Node("", recorded[0], (), recorded[1]).inputs)
         ):
             self._zeros.update(each.storage for each in outputs if each is not None)
-        found = may_take(func, recorded, outputs)
-        return tuple(each for each in found if each[0] not in self._lazy and each[0].storage not in self._zeros)
+        pairs = may_take(func, recorded, outputs)
+        return tuple(each for each in pairs if each[0] not in self._lazy and each[0].storage not in self._zeros)
 
     def _view_of_root(self, block: Block, tensor: torch.Tensor) -> Value:
         """A view made before its storage was written, made again from what the storage is now."""

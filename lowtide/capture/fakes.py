@@ -44,13 +44,13 @@ class FakeModel:
 def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> FakeModel:
     """Fakes of all that a model owns. What lies on the meta device is taken to lie on `device`."""
     fakes = FakeModel({}, {}, {}, {})
-    for table, found in ((model.named_parameters(), fakes.parameters), (model.named_buffers(), fakes.buffers)):
+    for table, stand_ins in ((model.named_parameters(), fakes.parameters), (model.named_buffers(), fakes.buffers)):
         for name, tensor in table:
             _refuse(name, tensor)
-            fakes.names[tensor], found[tensor] = name, fake_of(tensor, mode, device)
+            fakes.names[tensor], stand_ins[tensor] = name, fake_of(tensor, mode, device)
             _refuse_late_hooks(name, tensor)
             if tensor in WHOLE_OF:
-                fakes.parts[tensor], found[tensor] = found[tensor], _whole(tensor, found[tensor], mode)
+                fakes.parts[tensor], stand_ins[tensor] = stand_ins[tensor], _whole(tensor, stand_ins[tensor], mode)
     for name, tensor in _attributes(model):
         if tensor not in fakes.names:
             fakes.names[tensor], fakes.attributes[tensor] = name, fake_of(tensor, mode, device)
@@ -183,8 +183,8 @@ def _with_fakes(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) ->
 def _swapped_piece(piece: Any, replace: dict[torch.Tensor, torch.Tensor]) -> Any:
     """The fake for a tensor, a weak reference to it for one to a tensor; anything else as it is."""
     if isinstance(piece, weakref.ref):
-        held = piece()
-        return weakref.ref(replace[held]) if isinstance(held, torch.Tensor) and held in replace else piece
+        piece_now = piece()
+        return weakref.ref(replace[piece_now]) if isinstance(piece_now, torch.Tensor) and piece_now in replace else piece
     return replace.get(piece, piece) if isinstance(piece, torch.Tensor) else piece
 
 

@@ -27,8 +27,8 @@ def name_of(op: OpOverload) -> str:
 def resolve(name: str) -> OpOverload:
     """The operator that `name_of` named."""
     namespace, base, overload = name.split(".")
-    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
-    return found
+    resolved: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    return resolved
 
 
 def row(op: OpOverload) -> Operator:
@@ -48,11 +48,11 @@ def written_positions(op: OpOverload, args: tuple[Any, ...]) -> tuple[int | str,
 
 @functools.cache
 def _schema_writes(op: OpOverload) -> tuple[int | str, ...]:
-    found: list[int | str] = []
+    positions: list[int | str] = []
     for position, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(argument.name if argument.kwarg_only else position)
-    return tuple(found)
+            positions.append(argument.name if argument.kwarg_only else position)
+    return tuple(positions)
 
 
 def _hidden_writes(op: OpOverload, args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -132,8 +132,8 @@ def options_like(tensor: torch.Tensor) -> dict[str, Any]:
 
 def form_with_writes(op: OpOverload) -> tuple[OpOverload, int] | None:
     """The operator that takes what `op` takes, writes nothing, and returns `count` results of `op` followed by what `op` would write."""
-    found = row(op).with_writes
-    return None if found is None else (resolve(found.name), found.own)
+    form = row(op).with_writes
+    return None if form is None else (resolve(form.name), form.own)
 
 
 def _overload_with(packet: Any, wanted: list[str]) -> OpOverload | None:

@@ -48,9 +48,9 @@ def registered(item: Any) -> tree.OpenedContainer | None:
     """An object whose class is in torch's registry, opened as its owner has said there."""
     if type(item) not in pytree.SUPPORTED_NODES:
         return None
-    found, spec = pytree.tree_flatten(item, is_leaf=lambda piece: piece is not item)
+    children, spec = pytree.tree_flatten(item, is_leaf=lambda piece: piece is not item)
     return tree.OpenedContainer(
-        [(f"[{index}]", piece) for index, piece in enumerate(found)], lambda items: pytree.tree_unflatten(items, spec)
+        [(f"[{index}]", piece) for index, piece in enumerate(children)], lambda items: pytree.tree_unflatten(items, spec)
     )
 
 
@@ -249,7 +249,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
             _refuse_written(trace, program.ranks)
             with torch.no_grad():
                 _exchange(trace, program, program.ranks)
-        found = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
+        infinite = None if trace.scaler is None else trace.scaler.unscale(_trained(program.optimizer, trace.fakes))
         returned = None
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
@@ -259,9 +259,9 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
                     trace.in_parts.wholes.read([leaf.value for leaf in tree.flatten(returned)[0]], recorder.draft, nullcontext())
         result = beside(joined(results, program.accumulate), returned)
         trace.close_leaving(result)
-        if trace.scaler is not None and found is not None:
-            trace.scaler.update(found)
-            recorder.stop = stop_if(found, trace.values_of(result), recorder.draft)
+        if trace.scaler is not None and infinite is not None:
+            trace.scaler.update(infinite)
+            recorder.stop = stop_if(infinite, trace.values_of(result), recorder.draft)
         return result
 
 

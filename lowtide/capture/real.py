@@ -55,24 +55,24 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return ask(*args, **kwargs)
     if not tensors or (kind is _WRITTEN and not _lie_apart(tensors)):
         return ask(*args, **kwargs)
-    found = _known.get(key)
-    if found is None:
+    specs = _known.get(key)
+    if specs is None:
         out = ask(*args, **kwargs)
-        found = _said(out, kind, tensors)
-        if found is not None and len(_known) < _MOST:
-            _known[key] = found
+        specs = _said(out, kind, tensors)
+        if specs is not None and len(_known) < _MOST:
+            _known[key] = specs
         return out
     if kind is _WRITTEN:
         return args[0]
     mode = tensors[0].fake_mode
     with no_dispatch():
         if kind is _VIEW:
-            shape, stride, offset = found
+            shape, stride, offset = specs
             return FakeTensor(
                 mode, torch.as_strided(tensors[0], shape, stride, tensors[0].storage_offset() + offset), tensors[0].fake_device
             )
-        made = [FakeTensor(mode, torch.empty_strided(*look, dtype=dtype, device="meta"), device) for look, dtype, device in found]
-    return made[0] if len(func._schema.returns) == 1 else tuple(made)
+        fakes = [FakeTensor(mode, torch.empty_strided(*layout, dtype=dtype, device="meta"), device) for layout, dtype, device in specs]
+    return fakes[0] if len(func._schema.returns) == 1 else tuple(fakes)
 
 
 @functools.cache
@@ -141,17 +141,17 @@ def _said(out: Any, kind: str, given: list[FakeTensor]) -> Any:
         return None
     if any(type(extent) is not int for piece in pieces for extent in (*piece.shape, *piece.stride(), piece.storage_offset())):
         return None
-    looks = [(tuple(piece.shape), piece.stride()) for piece in pieces]
+    layouts = [(tuple(piece.shape), piece.stride()) for piece in pieces]
     if kind is _VIEW:
         same = _storage(out) == _storage(given[0]) and out.dtype is given[0].dtype and out.fake_device == given[0].fake_device
-        return (*looks[0], out.storage_offset() - given[0].storage_offset()) if same else None
+        return (*layouts[0], out.storage_offset() - given[0].storage_offset()) if same else None
     with no_dispatch():
-        dense = [torch.empty_strided(*look, dtype=piece.dtype, device="meta") for look, piece in zip(looks, pieces, strict=True)]
+        dense = [torch.empty_strided(*layout, dtype=piece.dtype, device="meta") for layout, piece in zip(layouts, pieces, strict=True)]
     sizes = [(plain.untyped_storage().nbytes(), piece.untyped_storage().nbytes()) for plain, piece in zip(dense, pieces, strict=True)]
     apart = len({*map(_storage, pieces), *map(_storage, given)}) == len(pieces) + len({*map(_storage, given)})
     if not apart or any(one != two for one, two in sizes) or any(piece.storage_offset() for piece in pieces):
         return None
-    return [(look, piece.dtype, piece.fake_device) for look, piece in zip(looks, pieces, strict=True)]
+    return [(layout, piece.dtype, piece.fake_device) for layout, piece in zip(layouts, pieces, strict=True)]
 
 
 _really: ContextVar[Really] = ContextVar("really", default=unknown)
@@ -247,22 +247,22 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
     fresh = [isinstance(piece, torch.Tensor) and _lies_in_memory(piece) and address(piece) not in addresses for piece in pieces]
     if not any(fresh):
         return out
-    made = [piece for piece, is_fresh in zip(pieces, fresh, strict=True) if is_fresh]
-    shared = len({address(piece) for piece in made}) < len(made)
+    new_pieces = [piece for piece, is_fresh in zip(pieces, fresh, strict=True) if is_fresh]
+    shared = len({address(piece) for piece in new_pieces}) < len(new_pieces)
     thought = [_look(piece) if is_fresh and not shared else None for piece, is_fresh in zip(pieces, fresh, strict=True)]
-    real = ask(sum(hint(piece.untyped_storage().nbytes()) for piece in made), tuple(thought))
+    real = ask(sum(hint(piece.untyped_storage().nbytes()) for piece in new_pieces), tuple(thought))
     if real is None or not differ(tuple(thought), real):
         return out
     over_sizes = any(is_symbolic(extent) for each in given for extent in each.shape)
 
-    def instead(which: int, look: ResultSpec, piece: torch.Tensor) -> torch.Tensor:
-        if over_sizes and look.dtype == "uint8" and len(look.shape) == 1 and len(pieces) > 1:
-            return piece.new_empty(bytes_left(symbols, lambda point: ((ask(0, None, point) or real)[which] or look).nbytes))
-        return _instead(look, piece, given)
+    def instead(which: int, spec: ResultSpec, piece: torch.Tensor) -> torch.Tensor:
+        if over_sizes and spec.dtype == "uint8" and len(spec.shape) == 1 and len(pieces) > 1:
+            return piece.new_empty(bytes_left(symbols, lambda point: ((ask(0, None, point) or real)[which] or spec).nbytes))
+        return _instead(spec, piece, given)
 
     right = [
-        piece if mine is None or look is None or look == mine else instead(which, look, piece)
-        for which, (piece, mine, look) in enumerate(zip(pieces, thought, real, strict=True))
+        piece if mine is None or spec is None or spec == mine else instead(which, spec, piece)
+        for which, (piece, mine, spec) in enumerate(zip(pieces, thought, real, strict=True))
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
 
@@ -286,33 +286,35 @@ def _look(tensor: torch.Tensor) -> ResultSpec:
     return ResultSpec(dtype_name(tensor.dtype), shape, stride, offset, nbytes, str(tensor.device))
 
 
-def _instead(look: ResultSpec, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def _instead(spec: ResultSpec, fake: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake of this look for one that looks otherwise.
 
     Of symbolic extents it is dense with its dimensions in that order, or has strides of the tensors that were given; it lies on a storage
     of its own size, or of that of a given one. Other points of the range are tried when the operators are measured.
     """
     if not any(map(is_symbolic, (*fake.shape, *fake.stride(), fake.untyped_storage().nbytes()))):
-        return _fake(look)
-    order = sorted(range(fake.dim()), key=lambda dim: (look.stride[dim], look.shape[dim]))
+        return _fake(spec)
+    order = sorted(range(fake.dim()), key=lambda dim: (spec.stride[dim], spec.shape[dim]))
     known = {hint(step): step for tensor in given for step in tensor.stride()}
-    for stride in (dense_stride(fake.shape, order), [known.get(step, step) for step in look.stride]):
-        made = torch.empty_strided(fake.shape, stride, dtype=getattr(torch, look.dtype), device=look.device)
-        larger = (made.new_empty(each.numel()).as_strided(fake.shape, stride) for each in given if hint(each.numel()) > hint(made.numel()))
-        for each in (made, *larger):
-            if _look(each).is_like(look):
+    for stride in (dense_stride(fake.shape, order), [known.get(step, step) for step in spec.stride]):
+        empty = torch.empty_strided(fake.shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
+        larger = (
+            empty.new_empty(each.numel()).as_strided(fake.shape, stride) for each in given if hint(each.numel()) > hint(empty.numel())
+        )
+        for each in (empty, *larger):
+            if _look(each).is_like(spec):
                 return each
     raise CaptureError(
-        f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({look}), in a way that is not "
+        f"the results of an operator at {users_line()} lie otherwise than torch's fake kernel says ({spec}), in a way that is not "
         "known for other batches: leave its dimensions out of `dynamic`"
     )
 
 
-def _fake(look: ResultSpec) -> torch.Tensor:
+def _fake(spec: ResultSpec) -> torch.Tensor:
     """A fake of this look on a storage of its own; the fake mode is on."""
-    dtype: torch.dtype = getattr(torch, look.dtype)
-    plain = torch.empty_strided(look.shape, look.stride, dtype=dtype, device=look.device)
-    if plain.untyped_storage().nbytes() == look.nbytes and look.offset == 0:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    plain = torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device=spec.device)
+    if plain.untyped_storage().nbytes() == spec.nbytes and spec.offset == 0:
         return plain
-    flat = torch.empty(-(-look.nbytes // dtype.itemsize), dtype=dtype, device=look.device)
-    return flat.as_strided(look.shape, look.stride, look.offset)
+    flat = torch.empty(-(-spec.nbytes // dtype.itemsize), dtype=dtype, device=spec.device)
+    return flat.as_strided(spec.shape, spec.stride, spec.offset)

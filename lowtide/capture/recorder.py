@@ -53,12 +53,12 @@ from lowtide.ir.operators.nodes import is_collective, is_random
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
     """The nodes that some output, write, random draw or assertion needs, in their order."""
     wanted: set[Value] = set(outputs)
-    held: set[Node] = set()  # by control edges
+    before: set[Node] = set()  # by control edges
     keep: list[Node] = []
     for node in reversed(nodes):
-        if node in held or _acts(node) or any(value in wanted for value in node.results):
+        if node in before or _acts(node) or any(value in wanted for value in node.results):
             keep.append(node)
-            held.update(node.after)
+            before.update(node.after)
             wanted.update(node.inputs)
     return tuple(reversed(keep))
 
@@ -195,8 +195,8 @@ class Recorder(TorchDispatchMode):
         if rounded is not None and not is_lazy(args[0]) and not self.draft.owns(args[0]):
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], self.__torch_dispatch__(rounded, types, args)))
         if (laid := operators.in_layout(func, args, kwargs)) is not None and not self.draft.owns(out := kwargs.get("out", args[0])):
-            made = self.__torch_dispatch__(laid[0], types, *laid[1:])
-            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (out, made))
+            result = self.__torch_dispatch__(laid[0], types, *laid[1:])
+            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (out, result))
         if func._schema.is_mutable:
             args = operators.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)

@@ -125,17 +125,17 @@ class CapturedStep:
         places = tuple(place for place in self.beside.places if (id(place.holder), place.name) not in holders)
         return replace(self, settling=settling, read=read, beside=replace(self.beside, places=places))
 
-    def to_assign(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
+    def to_assign(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
-        slots, items = list(self.assigned), list(made)
+        slots, items = list(self.assigned), list(results)
         for at, slot, item in reversed(self.constants_assigned):
             slots.insert(at, slot)
             items.insert(at, item)
         return slots, items
 
-    def made_before(self, made: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
+    def made_before(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """The same of a program that ended before the optimizer stepped: what the model's own places get."""
-        pairs = zip(*self.to_assign(made), strict=True)
+        pairs = zip(*self.to_assign(results), strict=True)
         kept = [(slot, item) for slot, item in pairs if slot.table in ("buffer", "attribute", "data", "requires_grad")]
         return [slot for slot, _ in kept], [item for _, item in kept]
 
@@ -173,9 +173,9 @@ class Trace:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols.env, static_shapes=True)
         self.sources = Sources()
         self.real: dict[Slot, torch.Tensor] = {}  # what the caller holds, where it can be read before the step
-        held = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
-        frozen = lambda slot: slot.table == "parameter" and not (training and held[slot].requires_grad)  # noqa: E731
-        reader = Reader(held.__getitem__, frozen, self.symbols.number)
+        trusted = self.real  # not by way of this trace: in a circle, its fakes would wait for the collector
+        frozen = lambda slot: slot.table == "parameter" and not (training and trusted[slot].requires_grad)  # noqa: E731
+        reader = Reader(trusted.__getitem__, frozen, self.symbols.number)
         self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols, training), reader)
         self.watch = watch
         self.fakes = fake_model(model, self.mode, given.device)
@@ -298,8 +298,8 @@ class Trace:
         def put(tensors: Sequence[Any], before: Sequence[Any] = ()) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
             left = iter(tensors)  # behind them are those that leave
-            for index, made in zip(at, recipes, strict=True):
-                filled[index] = made(left, before)
+            for index, fill in zip(at, recipes, strict=True):
+                filled[index] = fill(left, before)
             return tree.unflatten(rebuild, filled)
 
         for index in at:

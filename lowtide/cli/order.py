@@ -59,7 +59,7 @@ def search(problem: OrderProblem, solver: Solver) -> OrderOutcome:
     """All that `solver` finds until it is done or interrupted."""
     searched = until_interrupted(lambda: warm_up(solver), answers(problem, solver), _interrupted_text)
     simple = {label: schedule(problem, order) for label, order in SIMPLE.items()}
-    best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.peak_bytes)
+    best = searched.last if searched.last is not None else min(simple.values(), key=lambda each: each.peak_bytes)
     return OrderOutcome(best, simple, searched.seconds, searched.interrupted)
 
 
@@ -131,8 +131,8 @@ def _made_by(problem: OrderProblem, tensor: int) -> Text:
     node = int(problem.producer[tensor])
     if node < 0:
         return Text(f"tensor {tensor}, there from the start")
-    made = problem.outputs_of
-    position = tensor if made.ptr[node + 1] - made.ptr[node] > 1 else None
+    outputs = problem.outputs_of
+    position = tensor if outputs.ptr[node + 1] - outputs.ptr[node] > 1 else None
     return _name(problem.names[node]) + Text("" if position is None else f", tensor {position}")
 
 

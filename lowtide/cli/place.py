@@ -67,8 +67,8 @@ def search(problem: PlaceProblem, solver: Placer, capacity_bytes: int | None = N
     hurried = searched.interrupted or getattr(solver, "max_seconds", math.inf) < math.inf
     deadline = time.monotonic() + (_HURRIED_SECONDS if hurried else math.inf)
     simple = {label: placer.place_by(deadline, problem, capacity_bytes) for label, placer in SIMPLE.items()}
-    best = searched.last if searched.last is not None else min(simple.values(), key=lambda found: found.arena_bytes)
-    whole = {label: found for label, found in simple.items() if "stacked" not in found.stats}
+    best = searched.last if searched.last is not None else min(simple.values(), key=lambda each: each.arena_bytes)
+    whole = {label: placement for label, placement in simple.items() if "stacked" not in placement.stats}
     return PlaceOutcome(best, whole, capacity_bytes, searched.seconds, searched.interrupted)
 
 
@@ -86,8 +86,8 @@ def reason(outcome: PlaceOutcome) -> str:
     best, capacity = outcome.best, f"{outcome.capacity_bytes:,} bytes"
     if best.status is Status.INFEASIBLE:
         return f"does not fit in {capacity}: proven: no arena is smaller than {best.lower_bound_bytes:,} bytes"
-    found = f"the smallest arena found has {best.arena_bytes:,} bytes" if outcome.has_offsets else "no placement was found"
-    return f"not known to fit in {capacity}: {found}, and none is proven impossible: allow more --nodes or --seconds"
+    smallest = f"the smallest arena found has {best.arena_bytes:,} bytes" if outcome.has_offsets else "no placement was found"
+    return f"not known to fit in {capacity}: {smallest}, and none is proven impossible: allow more --nodes or --seconds"
 
 
 def _facts(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:

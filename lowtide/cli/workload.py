@@ -101,8 +101,8 @@ def dynamic_of(text: str | None) -> Any:
     if text is None or text == "auto":
         return text
     try:
-        said = json.loads(text)
-        return {_key(name): {int(dim): each for dim, each in extents.items()} for name, extents in said.items()}
+        entries = json.loads(text)
+        return {_key(name): {int(dim): each for dim, each in extents.items()} for name, extents in entries.items()}
     except (ValueError, AttributeError) as error:
         refuse(f"""--dynamic: expected "auto" or JSON such as '{{"input_ids": {{"1": ["length", 16, 2048]}}}}', got {text!r} ({error})""")
 

@@ -21,14 +21,14 @@ from lowtide.ir.operators.shapes import bytes_of
 def collective_bytes(nodes: Sequence[Node]) -> Mapping[Node, int]:
     """The workspaces of those of these nodes that begin or end a collective."""
     begun: dict[Value, int] = {}
-    found: dict[Node, int] = {}
+    workspaces: dict[Node, int] = {}
     for node in nodes:
         if begins_collective(node):
-            found[node] = _of_gloo(node)
-            begun |= dict.fromkeys(node.results, found[node])
+            workspaces[node] = _of_gloo(node)
+            begun |= dict.fromkeys(node.results, workspaces[node])
         elif is_collective(node):
-            found[node] = max((begun.get(value, 0) for value in node.inputs), default=0)
-    return found
+            workspaces[node] = max((begun.get(value, 0) for value in node.inputs), default=0)
+    return workspaces
 
 
 def _of_gloo(node: Node) -> int:

@@ -100,8 +100,8 @@ class Cache:
 
 
 def _stamp(path: Path) -> _Stamp:
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 # What files held when they were last read, by cache and path: each is checked once as it stands.

@@ -62,10 +62,10 @@ class Footprints:
 
     def rows_at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> Bytes:
         """[rows] the same of each row."""
-        found = self._sizes_at(*checked_point(self.dimensions, point).values())
-        if max(found, default=0) > LIMIT_BYTES:
+        sizes = self._sizes_at(*checked_point(self.dimensions, point).values())
+        if max(sizes, default=0) > LIMIT_BYTES:
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
-        rounded = -(-np.array(found, np.int64) // self.granules) * self.granules
+        rounded = -(-np.array(sizes, np.int64) // self.granules) * self.granules
         vector = np.concatenate([rounded, np.asarray(workspace_bytes, np.int64)[: self.matrix.shape[1] - len(rounded)]])
         if self._most_parts * int(vector.max(initial=0)) > LIMIT_BYTES and self._adds_up_beyond(vector):
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
@@ -112,8 +112,8 @@ class Several:
     def at(self, point: Mapping[str, int], workspace_bytes: Sequence[Bytes]) -> Bytes:
         """[orders] bytes at a point, given the columns of each group. Raises ShapeError as `Footprints.at` does."""
         columns = [each[:width] for each, width in zip(workspace_bytes, self._widths, strict=True)]
-        found: Bytes = np.maximum.reduceat(self._whole.rows_at(point, np.concatenate(columns)), self._starts)
-        return found
+        peaks: Bytes = np.maximum.reduceat(self._whole.rows_at(point, np.concatenate(columns)), self._starts)
+        return peaks
 
 
 class Terms:
@@ -150,11 +150,11 @@ class Terms:
 
     def _rows(self, sizes: Sequence[Size], granule: int) -> Bytes:
         """[sizes, terms] how much of each term they have."""
-        found = np.zeros((len(sizes), len(self._number)), np.int64)
-        for row, size in zip(found, sizes, strict=True):
+        rows = np.zeros((len(sizes), len(self._number)), np.int64)
+        for row, size in zip(rows, sizes, strict=True):
             for term, count in self._known[size, granule]:
                 row[term] = count
-        return found
+        return rows
 
     def _of(self, size: Polynomial, granule: int) -> list[tuple[int, int]]:
         """The terms of one size, and how many of each."""
@@ -183,18 +183,18 @@ def _live(problem: SymbolicProblem, order: Sequence[int], terms: Terms) -> Bytes
     change = np.zeros((len(order) + 1, tensors.shape[1]), np.int64)
     np.add.at(change, start, tensors)
     np.subtract.at(change, end, tensors)
-    found: Bytes = np.cumsum(change[:-1], axis=0) + terms.resident
-    return found
+    live_bytes: Bytes = np.cumsum(change[:-1], axis=0) + terms.resident
+    return live_bytes
 
 
 def _chosen(columns: Sequence[int], rows: int) -> Bytes:
     """[rows, columns] a one where a row has a column."""
     count = max(columns, default=-1) + 1
-    found = np.zeros((rows, count), np.int64)
-    for row, column in zip(found, columns, strict=False):
+    rows_of_terms = np.zeros((rows, count), np.int64)
+    for row, column in zip(rows_of_terms, columns, strict=False):
         if column >= 0:
             row[column] = 1
-    return found
+    return rows_of_terms
 
 
 def _undominated(rows: Bytes) -> Bytes:

@@ -45,13 +45,13 @@ class Grid:
         Raises ShapeError for a point out of the range, and where one is missing, given twice, or the ends of a range are not among them.
         """
         given = [tuple(checked_point(dimensions, point).values()) for point in points]
-        found = cls(dimensions, tuple(tuple(sorted({numbers[position] for numbers in given})) for position in range(len(dimensions))))
-        for dimension, numbers in zip(dimensions, found.numbers, strict=True):
+        grid = cls(dimensions, tuple(tuple(sorted({numbers[position] for numbers in given})) for position in range(len(dimensions))))
+        for dimension, numbers in zip(dimensions, grid.numbers, strict=True):
             if numbers[:1] != (dimension.least,) or numbers[-1:] != (dimension.most,):
                 raise ShapeError(f"points: expected both ends of {dimension} among them, got {', '.join(map(str, numbers)) or 'none'}")
-        if sorted(given) != [tuple(point.values()) for point in found.points]:
-            raise ShapeError(f"points: expected a grid, each of {len(found.points)} points once; got {len(given)}")
-        return found
+        if sorted(given) != [tuple(point.values()) for point in grid.points]:
+            raise ShapeError(f"points: expected a grid, each of {len(grid.points)} points once; got {len(given)}")
+        return grid
 
     @property
     def points(self) -> tuple[dict[str, int], ...]:
@@ -82,22 +82,22 @@ class Grid:
         return lower
 
     def _weights(self, point: Mapping[str, int], scale: Callable[[int], float]) -> Floats:
-        found = np.ones(1)
+        weights = np.ones(1)
         for number, numbers in zip(checked_point(self.dimensions, point).values(), self.numbers, strict=True):
-            found = np.multiply.outer(found, _weights(number, numbers, scale)).ravel()
-        return found
+            weights = np.multiply.outer(weights, _weights(number, numbers, scale)).ravel()
+        return weights
 
 
 def logarithms_of(known: Floats) -> Floats:
     """As `between` takes them."""
-    found: Floats = np.log(np.maximum(known, _LEAST))
-    return found
+    logarithms: Floats = np.log(np.maximum(known, _LEAST))
+    return logarithms
 
 
 def _sum(weights: Floats, known: Floats) -> Floats:
     """[k] times [k] or [k, n]; a product of floats would wait for other threads."""
-    found: Floats = np.einsum("k,k...->...", weights, known)
-    return found
+    total: Floats = np.einsum("k,k...->...", weights, known)
+    return total
 
 
 def _logarithm(number: int) -> float:
@@ -106,15 +106,15 @@ def _logarithm(number: int) -> float:
 
 def _weights(number: int, numbers: tuple[int, ...], scale: Callable[[int], float]) -> Floats:
     """Of the neighbours of a number on a scale: the nearer one counts for more."""
-    found = np.zeros(len(numbers))
+    weights = np.zeros(len(numbers))
     position = min(bisect_right(numbers, number), len(numbers) - 1)
     if len(numbers) == 1 or numbers[position] == number:
-        found[position] = 1.0
-        return found
+        weights[position] = 1.0
+        return weights
     low, high, between = scale(numbers[position - 1]), scale(numbers[position]), scale(number)
-    found[position] = (between - low) / (high - low)
-    found[position - 1] = (high - between) / (high - low)
-    return found
+    weights[position] = (between - low) / (high - low)
+    weights[position - 1] = (high - between) / (high - low)
+    return weights
 
 
 _SAME = 1e-3  # what differs by less is the same multiple; it is counted as the largest
@@ -151,8 +151,8 @@ class Measures:
         numbered = np.array([columns.of(node, spaces[:, position]) for position, node in enumerate(graph.nodes)], np.int32)
         rest = np.array([each.rest for each in columns.found], np.float64).reshape(-1, len(points)).T
         scaled = tuple((each.size, each.factor) for each in columns.found)
-        made = cls(grid, spaces, np.empty((len(points), 0)), numbered, scaled, rest)
-        return made.timed(points, node_us) if np.size(node_us) else made
+        measures = cls(grid, spaces, np.empty((len(points), 0)), numbered, scaled, rest)
+        return measures.timed(points, node_us) if np.size(node_us) else measures
 
     def timed(self, points: Sequence[Mapping[str, int]], node_us: ArrayLike) -> Measures:
         """The same, knowing what nodes take at these points [k, n]. Raises CheckError for another number of points or nodes."""
@@ -163,13 +163,13 @@ class Measures:
         """[columns] the workspaces that there are, in bytes, at any point of the range. Raises ShapeError for a wrong point."""
         numbers = self._sizes_at(*checked_point(self.grid.dimensions, point).values())
         both = np.array(numbers, np.float64) * self._factors + self.grid.weights(point) @ self.rest
-        found: Bytes = np.ceil(both - _NONE).astype(np.int64)
-        return found
+        workspaces: Bytes = np.ceil(both - _NONE).astype(np.int64)
+        return workspaces
 
     def workspaces_at(self, point: Mapping[str, int]) -> tuple[int, ...]:
         """[n] the workspace of each node at any point of the range. Raises ShapeError for a wrong point."""
-        found = np.append(self.columns_at(point), 0)[self.columns]  # the last is what needs none
-        return tuple(found.tolist())
+        workspaces = np.append(self.columns_at(point), 0)[self.columns]  # the last is what needs none
+        return tuple(workspaces.tolist())
 
     def with_workspaces(self, problem: OrderProblem, point: Mapping[str, int]) -> OrderProblem:
         """An ordering problem of the same nodes at a point with what they need there. Raises ShapeError for a wrong point."""

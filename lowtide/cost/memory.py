@@ -53,7 +53,7 @@ def order_problem(
     *,
     round_to: int = 1,
     eager: bool = False,
-    held: HeldStorages = NOTHING_HELD,
+    held_storages: HeldStorages = NOTHING_HELD,
     offloadable: Sequence[Storage] = (),
 ) -> OrderProblem:
     """The ordering problem of a graph; its tensor i is `counted_storages(graph)[i]`, its node i is `graph.nodes[i]`.
@@ -65,13 +65,13 @@ def order_problem(
 
     Of the reuses that nodes permit, those remain that memory allows: of a storage of as many bytes, neither kept nor the caller's,
     and that the node reads in no other layout. With `eager`, only those that the user's own program does (by operators like
-    `aten.relu_.default`): the others are the planner's own freedom. What it lets go late is `held` until then.
+    `aten.relu_.default`): the others are the planner's own freedom. What it lets go late is among `held_storages` until then.
 
     Raises CheckError where a storage has a symbolic size or `workspace_bytes` another length than the nodes.
     """
     if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
         raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
-    tasks = _Tasks(graph, eager, held, offloadable)
+    tasks = _Tasks(graph, eager, held_storages, offloadable)
     spaces = [0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes
     return OrderProblem.of(
         [storage_bytes(storage, round_to) for storage in tasks.tensor_of],
@@ -140,14 +140,14 @@ def checked_order(problem: OrderProblem, order: ArrayLike) -> Ints:
 class _Tasks:
     """The tasks of a graph's nodes: storages numbered, and who makes and keeps them."""
 
-    def __init__(self, graph: Graph, eager: bool, held: HeldStorages, offloadable: Sequence[Storage]) -> None:
+    def __init__(self, graph: Graph, eager: bool, held_storages: HeldStorages, offloadable: Sequence[Storage]) -> None:
         self.maker_of = _makers(graph) | dict.fromkeys(offloadable, -1)
         self.tensor_of = {storage: tensor for tensor, storage in enumerate(self.maker_of)}
         kept = (*(value.storage for value in graph.outputs), *offloadable, *_given_back(graph))
         self.kept = {self.tensor_of[storage] for storage in kept if storage in self.tensor_of}
         self.nodes = graph.nodes
-        self.eager, self.summed = eager, held.summed
-        self.held = _held_at(graph, held.until)  # by node: storages that are not let go before it has run
+        self.eager, self.summed = eager, held_storages.summed
+        self.held = _held_at(graph, held_storages.until)  # by node: storages that are not let go before it has run
 
     def of(self, index: int, workspace_bytes: int, after: tuple[int, ...]) -> Task:
         node = self.nodes[index]
@@ -187,11 +187,11 @@ class _Tasks:
 
 def _held_at(graph: Graph, until: Mapping[str, str]) -> dict[Node, list[Storage]]:
     nodes = {node.results[0].name: node for node in graph.nodes if node.results}
-    found: dict[Node, list[Storage]] = {}
+    storages: dict[Node, list[Storage]] = {}
     for storage in counted_storages(graph):
         if (node := nodes.get(until.get(storage.name, ""))) is not None:
-            found.setdefault(node, []).append(storage)
-    return found
+            storages.setdefault(node, []).append(storage)
+    return storages
 
 
 def _makers(graph: Graph) -> dict[Storage, int]:
@@ -209,8 +209,8 @@ def _makers(graph: Graph) -> dict[Storage, int]:
 def _given_back(graph: Graph) -> Iterator[Storage]:
     """What loads make of offloaded storages and nobody drops again."""
     dropped = {value.storage for node in graph.nodes if node.op == DROP for value in node.inputs}
-    made = (value.storage for node in graph.nodes if node.op == LOAD for value in node.results)
-    return (storage for storage in made if storage.kind.caller_owned and storage not in dropped)
+    loaded = (value.storage for node in graph.nodes if node.op == LOAD for value in node.results)
+    return (storage for storage in loaded if storage.kind.caller_owned and storage not in dropped)
 
 
 def _is_resident(storage: Storage) -> bool:

@@ -51,7 +51,7 @@ def preset(name: str) -> Device:
         from lowtide.cost.timings import device_here  # imports torch, and this
 
         return device_here(name)
-    found = next((device for device in PRESETS if device.name == name), None)
-    if found is None:
+    known = next((device for device in PRESETS if device.name == name), None)
+    if known is None:
         raise ValueError(f"machine: expected one of {', '.join([HERE, *(device.name for device in PRESETS)])}, got {name!r}")
-    return found
+    return known

@@ -165,7 +165,7 @@ def _waiter(device: str) -> Callable[[], None]:
 
 def _peaks_on_cuda(calls: Iterable[Call], device: str) -> list[Measured]:
     """Ask the caching allocator for its highest level after each call."""
-    found = []
+    peaks = []
     for call in calls:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -173,9 +173,9 @@ def _peaks_on_cuda(calls: Iterable[Call], device: str) -> list[Measured]:
         result = call()
         torch.cuda.synchronize(device)
         after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        found.append(Measured(peak - before, after - before))
+        peaks.append(Measured(peak - before, after - before))
         del call, result  # before the next call is made
-    return found
+    return peaks
 
 
 def _peaks_on_cpu(calls: Iterable[Call], device: str) -> list[Measured]:
@@ -236,17 +236,17 @@ def _changes(allocations: list[Any]) -> list[tuple[int, int]]:
     is missing, or has the size of another block, long gone, that was once recorded at the same address.
     """
     blocks: dict[int, int] = {}
-    found = []
+    changes = []
     for event in sorted(allocations, key=lambda event: event.start_time_ns):
         block = event.extra_fields
         if block.device.type != "cpu":
             continue
         if block.alloc_size > 0:
             blocks[block.ptr] = block.alloc_size
-            found.append((event.start_time_ns, block.alloc_size))
+            changes.append((event.start_time_ns, block.alloc_size))
         elif block.ptr in blocks:
-            found.append((event.start_time_ns, -blocks.pop(block.ptr)))
-    return found
+            changes.append((event.start_time_ns, -blocks.pop(block.ptr)))
+    return changes
 
 
 def _level(changes_bytes: Iterable[int]) -> Measured:

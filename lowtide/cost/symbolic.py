@@ -37,10 +37,10 @@ class SymbolicProblem:
 
     def at(self, point: Mapping[str, int]) -> OrderProblem:
         """The problem at a point. Raises ShapeError for a wrong point, and where sizes are negative or add up to more than 2**62 bytes."""
-        found = self._sizes_at(*checked_point(self.dimensions, point).values())
+        sizes = self._sizes_at(*checked_point(self.dimensions, point).values())
         m, n = len(self.tensor_bytes), len(self.workspace_bytes)
-        rounded = [-(-each // self.round_to) * self.round_to for each in (*found[:m], *found[m + n :])]
-        return self.of_sizes(rounded[:m], found[m : m + n], sum(rounded[m:]), f"at {dict(point)}")
+        rounded = [-(-each // self.round_to) * self.round_to for each in (*sizes[:m], *sizes[m + n :])]
+        return self.of_sizes(rounded[:m], sizes[m : m + n], sum(rounded[m:]), f"at {dict(point)}")
 
     def of_sizes(self, tensor_bytes: Sequence[int], workspace_bytes: Sequence[int], resident_bytes: int, where: str) -> OrderProblem:
         """The structure with these bytes [m], [n]. Raises ShapeError where they are negative or add up to more than 2**62."""

@@ -38,16 +38,16 @@ from lowtide.ir.operators.nodes import is_view
 def cold_shares(nodes: Sequence[Node], cache_bytes: int) -> dict[Node, float]:
     """By node, the share of the bytes it reads that come from memory: 0 of one that reads nothing."""
     cache = _Cache(cache_bytes)
-    found: dict[Node, float] = {}
+    shares: dict[Node, float] = {}
     for node in nodes:
         if is_view(node):
             continue
         reads = {value.storage: _known_nbytes(value.storage) for value in node.inputs}
         cold_bytes = sum(nbytes for storage, nbytes in reads.items() if storage not in cache.held)
-        found[node] = cold_bytes / max(1, sum(reads.values()))
+        shares[node] = cold_bytes / max(1, sum(reads.values()))
         for storage in dict.fromkeys((*reads, *(value.storage for value in node.results))):
             cache.touch(storage)
-    return found
+    return shares
 
 
 class _Cache:
@@ -91,7 +91,6 @@ def measure_timings(
     *,
     among: Sequence[Node] | None = None,
     limit_bytes: int | None = None,
-    remember: bool = True,
     laboratory: Laboratory | None = None,
 ) -> Timings:
     """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, by the roofline of `rates`.
@@ -105,7 +104,7 @@ def measure_timings(
     calls = {run.node: call_of(run.node, run.beside, limit_bytes) if _takes_time(run.node) else None for each in runs for run in each}
     wanted = {call.text: call for call in calls.values() if call is not None}
     known: dict[str, _Clocks] = {}
-    with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
+    with nullcontext(laboratory) if laboratory is not None else Laboratory() as used:
         for device in dict.fromkeys(call.device for call in wanted.values()):
             known |= _of_device({text: call for text, call in wanted.items() if call.device == device}, device, used)
     unknown = tuple(used.failures[text] for text in wanted if text not in known and text in used.failures)
@@ -143,20 +142,20 @@ def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) 
     circumstances = (*laboratory.circumstances(device), "caches of 64 MiB are cold")
     cache = Cache("timings", circumstances, 1, _LONGEST_NS) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
-    found = _measured([call for text, call in wanted.items() if text not in remembered], laboratory)
-    known = remembered | (cache.merge(found) if cache is not None and found else found)
+    measured = _measured([call for text, call in wanted.items() if text not in remembered], laboratory)
+    known = remembered | (cache.merge(measured) if cache is not None and measured else measured)
     return {text: (0, 0, ns) for text, ns in known.items()}
 
 
 def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
     cache = Cache("clocks", laboratory.circumstances(device), parse=_parsed) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
-    calls, found = [call for text, call in wanted.items() if text not in remembered], dict[str, str]()
+    calls, entries = [call for text, call in wanted.items() if text not in remembered], dict[str, str]()
     for done in range(0, len(calls), _TOGETHER):
         laboratory.tell(done / len(calls))
         group = calls[done : done + _TOGETHER]
-        found |= {call.text: _written(each) for call, each in zip(group, laboratory.launches_ns(group), strict=True) if each is not None}
-    known = remembered | (cache.merge(found) if cache is not None and found else found)
+        entries |= {call.text: _written(each) for call, each in zip(group, laboratory.launches_ns(group), strict=True) if each is not None}
+    known = remembered | (cache.merge(entries) if cache is not None and entries else entries)
     return {text: _parsed(entry) for text, entry in known.items()}
 
 
@@ -175,16 +174,16 @@ def _parsed(text: str) -> _Clocks:
 def _measured(calls: Sequence[Call], laboratory: Laboratory) -> dict[str, int]:
     """Nanoseconds by call; without those that cannot be run."""
     rough, rounds = laboratory.rough_ns, max(runs for _, runs in _RUNS)
-    found = {call.text: rough[call.text] for call in calls if rough.get(call.text, 0) >= _COUNTS_NS}
+    least = {call.text: rough[call.text] for call in calls if rough.get(call.text, 0) >= _COUNTS_NS}
     for turn in range(rounds):
-        due = [call for call in calls if turn < _runs(found.get(call.text, rough.get(call.text, 0)))]
+        due = [call for call in calls if turn < _runs(least.get(call.text, rough.get(call.text, 0)))]
         done = 0
         for group in _groups(due):
             laboratory.tell((turn + done / len(due)) / rounds)
             times = laboratory.times_ns(group, warm_up=turn == 0 and any(call.text not in rough for call in group))
-            found |= {call.text: min(ns, found.get(call.text, ns)) for call, ns in zip(group, times, strict=True) if ns is not None}
+            least |= {call.text: min(ns, least.get(call.text, ns)) for call, ns in zip(group, times, strict=True) if ns is not None}
             done += len(group)
-    return {text: took for text, took in found.items() if text not in laboratory.failures}
+    return {text: took for text, took in least.items() if text not in laboratory.failures}
 
 
 def _runs(took_ns: int) -> int:
@@ -260,8 +259,8 @@ def _rates(device: str) -> dict[str, int]:
         rates = {f"{dtype}_flops_per_s": _product(largest, dtype, device) for dtype in _RATED_DTYPES}
         rising = [*(_product(power, "float32", device) for power in range(4, largest)), rates["float32_flops_per_s"]]
         half = half_flops_of(rising, max(flops / took_ns for flops, took_ns in rising), launch_ns)
-        found = {name: int(flops * 1e9 / took_ns) for name, (flops, took_ns) in rates.items()}
-        return found | {"launch_ns": launch_ns, "half_flops": max(1, int(half)), **issue_ns, **_copies(device)}
+        measured = {name: int(flops * 1e9 / took_ns) for name, (flops, took_ns) in rates.items()}
+        return measured | {"launch_ns": launch_ns, "half_flops": max(1, int(half)), **issue_ns, **_copies(device)}
 
 
 def _launch(one: torch.Tensor, device: str) -> tuple[int, dict[str, int]]:

@@ -52,10 +52,10 @@ def measure_workspaces(
     The caller's random state stays as it is.
     """
     with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
-        found = _measured(nodes, nodes if among is None else among, used, limit_bytes)
+        workspaces = _measured(nodes, nodes if among is None else among, used, limit_bytes)
         used.keep()
-    warn_of_memory(found.unknown, "their temporaries are taken to be none")
-    return found
+    warn_of_memory(workspaces.unknown, "their temporaries are taken to be none")
+    return workspaces
 
 
 def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laboratory, limit_bytes: int | None) -> Workspaces:
@@ -111,10 +111,10 @@ def needs_none(node: Node) -> bool:
     """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views. A collective is tried nowhere."""
     if is_arithmetic(node) or is_collective(node):
         return True
-    made = [value for value in node.outputs if value is not None]
-    if made and not node.writes and all(value.dtype == "scalar" for value in made):
+    results = [value for value in node.outputs if value is not None]
+    if results and not node.writes and all(value.dtype == "scalar" for value in results):
         return True
-    return bool(made) and not node.writes and not _made(node)
+    return bool(results) and not node.writes and not _made(node)
 
 
 def made_bytes(node: Node) -> int:
@@ -135,9 +135,9 @@ def _made(node: Node) -> set[Storage]:
 
 def _is_as_written(node: Node, results: Results | None) -> bool:
     """Whether what a node makes looks as the graph says. What lies on a storage of its arguments is not made."""
-    made, given = _made(node), results or ()
+    specs, given = _made(node), results or ()
     for value, real in zip(node.outputs, given, strict=False):
-        written = None if value is None or value.storage not in made else made_as(value)
+        written = None if value is None or value.storage not in specs else made_as(value)
         if written is None or real is None or (written.dtype == "uint8" and len(given) > 1 and real.nbytes <= written.nbytes):
             continue  # of what one operator leaves for another a graph for a range says how many bytes there are at most
         if not real.is_like(written):

@@ -21,21 +21,21 @@ _KINDS = ("Weighted", "Largest")
 
 def alternatives(stages: Sequence[Stage]) -> list[tuple[RowBlock, ...]]:
     """The legal blocks around each window that there are any around, the largest first; windows in program order."""
-    readers = Counter(lay.buffer for stage in stages for lay in stage.reads)
+    readers = Counter(layout.buffer for stage in stages for layout in stage.reads)
     makers = {stage.out.buffer: stage for stage in stages}
-    users = {lay.buffer: stage for stage in stages for lay in stage.reads}
+    users = {layout.buffer: stage for stage in stages for layout in stage.reads}
     windows = (stage for stage in stages if isinstance(stage, Windows) and stage.kind in _KINDS)
-    return [found for each in windows if (found := tuple(_blocks(each, makers, users, readers)))]
+    return [blocks for each in windows if (blocks := tuple(_blocks(each, makers, users, readers)))]
 
 
 def with_blocks(stages: Sequence[Stage], joined: Sequence[int]) -> tuple[Stage, ...]:
     """Stages with blocks in the place of their last parts: of each window's alternatives the one of that number, from 1; 0 for none."""
-    found: dict[Stage, RowBlock] = {}  # by the last part
+    by_last: dict[Stage, RowBlock] = {}  # by the last part
     for blocks, number in zip(alternatives(stages), joined, strict=False):
         if 0 < number <= len(blocks):
-            found[blocks[number - 1].parts[-1]] = blocks[number - 1]
-    taken = {part for block in found.values() for part in block.parts}
-    return tuple(found.get(stage, stage) for stage in stages if stage not in taken or stage in found)
+            by_last[blocks[number - 1].parts[-1]] = blocks[number - 1]
+    taken = {part for block in by_last.values() for part in block.parts}
+    return tuple(by_last.get(stage, stage) for stage in stages if stage not in taken or stage in by_last)
 
 
 def _blocks(windows: Windows, makers: dict[Buffer, Stage], users: dict[Buffer, Stage], readers: Counter[Buffer]) -> list[RowBlock]:

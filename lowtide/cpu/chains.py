@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.cpu import expressions
-from lowtide.cpu.known import is_given_norm, is_known, name_of
-from lowtide.cpu.layout import VIEWS, Lay, seen
+from lowtide.cpu.expressions import name_of
+from lowtide.cpu.known import is_given_norm, is_known
+from lowtide.cpu.layout import VIEWS, Layout, seen
 from lowtide.cpu.recipes import Norm
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Graph, Node, Value
@@ -24,7 +25,7 @@ class Link:
 
     node: Node
     value: Value
-    lay: Lay
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class OperatorChain:
 
     links: tuple[Link, ...]
     last: Value
-    lay: Lay  # of the last value, if the first one lies as was assumed
+    layout: Layout  # of the last value, if the first one lies as was assumed
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -58,31 +59,31 @@ class BodyUses:
 
     def only_reader(self, value: Value) -> Node | None:
         """The one node that reads a value, if there is but one."""
-        found = self.readers.get(value, ())
-        return found[0] if len(found) == 1 and value not in self.kept else None
+        readers = self.readers.get(value, ())
+        return readers[0] if len(readers) == 1 and value not in self.kept else None
 
-    def chain(self, value: Value, lay: Lay, taken: Collection[Node] = ()) -> OperatorChain:
-        """What can be done to a value on its way to `lay`, by nodes that are not `taken` for another."""
+    def chain(self, value: Value, layout: Layout, taken: Collection[Node] = ()) -> OperatorChain:
+        """What can be done to a value on its way to `layout`, by nodes that are not `taken` for another."""
         links: list[Link] = []
         while len(links) < _MOST and (node := self.only_reader(value)) is not None:
-            made = next((each for each in node.outputs if each is not None), None)
-            if made is None or node in taken or not is_known(node, self.fixed):
+            result = next((each for each in node.outputs if each is not None), None)
+            if result is None or node in taken or not is_known(node, self.fixed):
                 break
             if name_of(node) in VIEWS:
-                found = seen(node, lay) if sum(each is not None for each in node.outputs) == 1 == len(node.outputs) else None
-                if found is None or not _is_whole(found[0], lay):
+                layouts = seen(node, layout) if sum(each is not None for each in node.outputs) == 1 == len(node.outputs) else None
+                if layouts is None or not _is_whole(layouts[0], layout):
                     break
-                links.append(Link(node, value, lay))
-                value, lay = made, found[0]
-            elif (is_given_norm(node) or expressions.is_known(node)) and made.shape == value.shape and name_of(node) != "clone":
-                links.append(Link(node, value, lay))
-                value = made
+                links.append(Link(node, value, layout))
+                value, layout = result, layouts[0]
+            elif (is_given_norm(node) or expressions.is_known(node)) and result.shape == value.shape and name_of(node) != "clone":
+                links.append(Link(node, value, layout))
+                value = result
             else:
                 break
         while links and name_of(links[-1].node) in VIEWS:  # a view at the end is one of the result
-            value, lay = links[-1].value, links[-1].lay
+            value, layout = links[-1].value, links[-1].layout
             links.pop()
-        return OperatorChain(tuple(links), value, lay)
+        return OperatorChain(tuple(links), value, layout)
 
 
 def norm_of(node: Node) -> Norm:
@@ -96,13 +97,13 @@ def norm_of(node: Node) -> Norm:
     return Norm(gamma if isinstance(gamma, Value) else None, beta if isinstance(beta, Value) else None, mean, var, eps)
 
 
-def _is_whole(lay: Lay, before: Lay) -> bool:
+def _is_whole(layout: Layout, before: Layout) -> bool:
     """Whether a view has all elements of what is seen, each once."""
-    return _count(lay) == _count(before) and 0 not in [step for size, step in zip(lay.shape, lay.stride, strict=True) if size != 1]
+    return _count(layout) == _count(before) and 0 not in [step for size, step in zip(layout.shape, layout.stride, strict=True) if size != 1]
 
 
-def _count(lay: Lay) -> int:
-    found = 1
-    for size in lay.shape:
-        found *= size
-    return found
+def _count(layout: Layout) -> int:
+    count = 1
+    for size in layout.shape:
+        count *= size
+    return count

@@ -17,10 +17,11 @@ from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import NoReturn, TypeAlias
 
-from lowtide.cpu.known import ATTENTION, NORMS, is_known, is_plain, name_of
+from lowtide.cpu.expressions import name_of
+from lowtide.cpu.known import ATTENTION, NORMS, following, is_known, is_plain
 from lowtide.errors import CheckError, FormatError, of_kind
 from lowtide.ir.bodies import Region
-from lowtide.ir.graph import Arg, Graph, Node, Value
+from lowtide.ir.graph import Arg, Node, Value
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -110,9 +111,9 @@ def _ints(arg: object) -> Shape:
 
 def _place(dim: object, rank: int) -> int:
     """A dimension, counted from the front."""
-    found = _int(dim)
-    _expect(-rank <= found < rank, f"a dimension of {rank}")
-    return found % rank
+    position = _int(dim)
+    _expect(-rank <= position < rank, f"a dimension of {rank}")
+    return position % rank
 
 
 def _at(node: Node, position: int, default: Arg) -> Arg:
@@ -134,9 +135,9 @@ def _of_elements(node: Node) -> Shape:
 def _broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    found = tuple(max(sizes) for sizes in zip(*wide, strict=True))
-    _expect(all(size in (1, whole) for shape in wide for size, whole in zip(shape, found, strict=True)), "shapes that broadcast")
-    return found
+    broadcast = tuple(max(sizes) for sizes in zip(*wide, strict=True))
+    _expect(all(size in (1, whole) for shape in wide for size, whole in zip(shape, broadcast, strict=True)), "shapes that broadcast")
+    return broadcast
 
 
 def _same(node: Node) -> list[Shape]:
@@ -144,16 +145,16 @@ def _same(node: Node) -> list[Shape]:
 
 
 def _view(node: Node) -> list[Shape]:
-    a, said, made = _shape(node.args[0]), _ints(node.args[1]), _shape(node.outputs[0])
-    matches = len(said) == len(made) and all(size in (-1, its) for size, its in zip(said, made, strict=True))
-    _check(node, matches and prod(made) == prod(a) and said.count(-1) < 2, f"a shape of as many elements, {made}")
-    return [made]
+    a, sizes, result = _shape(node.args[0]), _ints(node.args[1]), _shape(node.outputs[0])
+    matches = len(sizes) == len(result) and all(size in (-1, its) for size, its in zip(sizes, result, strict=True))
+    _check(node, matches and prod(result) == prod(a) and sizes.count(-1) < 2, f"a shape of as many elements, {result}")
+    return [result]
 
 
 def _squeeze(node: Node) -> list[Shape]:
     a = _shape(node.args[0])
-    said = _at(node, 1, tuple(range(len(a))))
-    dims = {_place(dim, len(a)) for dim in (said if isinstance(said, tuple) else (said,))}
+    wanted = _at(node, 1, tuple(range(len(a))))
+    dims = {_place(dim, len(a)) for dim in (wanted if isinstance(wanted, tuple) else (wanted,))}
     return [tuple(size for dim, size in enumerate(a) if size != 1 or dim not in dims)]
 
 
@@ -184,11 +185,11 @@ def _turned(node: Node) -> list[Shape]:
 
 
 def _expand(node: Node) -> list[Shape]:
-    a, said = _shape(node.args[0]), _ints(node.args[1])
-    own = (1,) * (len(said) - len(a)) + a
-    found = tuple(mine if size == -1 else size for size, mine in zip(said, own, strict=True))
-    _check(node, all(mine in (1, size) and size > 0 for size, mine in zip(found, own, strict=True)), "a shape to be repeated to")
-    return [found]
+    a, sizes = _shape(node.args[0]), _ints(node.args[1])
+    own = (1,) * (len(sizes) - len(a)) + a
+    shape = tuple(mine if size == -1 else size for size, mine in zip(sizes, own, strict=True))
+    _check(node, all(mine in (1, size) and size > 0 for size, mine in zip(shape, own, strict=True)), "a shape to be repeated to")
+    return [shape]
 
 
 def _slice(node: Node) -> list[Shape]:
@@ -210,10 +211,10 @@ def _select(node: Node) -> list[Shape]:
 
 
 def _parts(node: Node) -> list[Shape]:
-    a, said = _shape(node.args[0]), node.args[1]
+    a, parts = _shape(node.args[0]), node.args[1]
     dim = _place(_at(node, 2, 0), len(a))
     whole = a[dim]
-    sizes = _ints(said) if isinstance(said, tuple) else [min(_int(said), whole - at) for at in range(0, whole, _int(said))]
+    sizes = _ints(parts) if isinstance(parts, tuple) else [min(_int(parts), whole - at) for at in range(0, whole, _int(parts))]
     _check(node, sum(sizes) == whole and min(sizes) > 0 and len(sizes) == len(node.outputs), "parts of the whole")
     return [(*a[:dim], size, *a[dim + 1 :]) for size in sizes]
 
@@ -258,8 +259,8 @@ def _windows(along: tuple[int, ...], ceil: bool) -> int:
     room = size + 2 * pad - dilation * (kernel - 1) - 1
     _expect(room >= 0, "a window within the image")
     _expect(kernel <= _MOST_PLACES, f"a window of up to {_MOST_PLACES} places")
-    found = (room + (stride - 1 if ceil else 0)) // stride + 1
-    return found - (ceil and (found - 1) * stride >= size + pad)
+    count = (room + (stride - 1 if ceil else 0)) // stride + 1
+    return count - (ceil and (count - 1) * stride >= size + pad)
 
 
 def _pool(node: Node) -> list[Shape]:
@@ -303,24 +304,24 @@ def _global_pool(node: Node) -> list[Shape]:
 
 
 def _layer_norm(node: Node) -> list[Shape]:
-    a, said, gamma, beta, eps = node.args
-    found = _shape(a)
+    a, normed, gamma, beta, eps = node.args
+    shape = _shape(a)
     vectors = [_shape(each) for each in (gamma, beta) if each is not None]
-    _check(node, isinstance(eps, float) and all(each == _ints(said) == found[-1:] for each in (_ints(said), *vectors)), "norms of rows")
-    return [found]
+    _check(node, isinstance(eps, float) and all(each == _ints(normed) == shape[-1:] for each in (_ints(normed), *vectors)), "norms of rows")
+    return [shape]
 
 
 def _norm(node: Node) -> list[Shape]:
-    found = _shape(node.args[0])
+    shape = _shape(node.args[0])
     vectors = [_shape(each) for each in node.args[1:5] if each is not None]
-    _check(node, len(found) > 1 and all(each == (found[1],) for each in vectors), "a number for each channel")
-    return [found]
+    _check(node, len(shape) > 1 and all(each == (shape[1],) for each in vectors), "a number for each channel")
+    return [shape]
 
 
 def _softmax(node: Node) -> list[Shape]:
-    found = _shape(node.args[0])
-    _place(node.args[1], len(found))
-    return [found]
+    shape = _shape(node.args[0])
+    _place(node.args[1], len(shape))
+    return [shape]
 
 
 def _attention(node: Node) -> list[Shape]:
@@ -360,14 +361,6 @@ def check_region(region: Region) -> None:
             raise FormatError(f"{node.op}: expected a node of a region without writes, order or body of its own")
         if not is_constant(node, fixed):
             check_generated(node, fixed)
-
-
-def following(body: Graph, given: Collection[Value]) -> set[Value]:
-    found = set(given)
-    for node in body.nodes:
-        if all(value in found for value in node.inputs):
-            found.update(node.results)
-    return found
 
 
 def is_constant(node: Node, fixed: Collection[Value]) -> bool:

@@ -17,12 +17,12 @@ from typing import Protocol
 
 from lowtide.cpu.blocks import alternatives, pixels
 from lowtide.cpu.layout import stepped
+from lowtide.cpu.model import Model, machine_of
 from lowtide.cpu.partition import Partition, is_complex, ordered, partition
 from lowtide.cpu.reform import Part, Scheme, Shape, chains_of, parts_of, schemes_of
 from lowtide.cpu.stages import RowBlock, Stage
-from lowtide.cpu.tune.model import Model, machine_of
 from lowtide.errors import there
-from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 
 MOST_PARTS = 3  # of a group: pointwise, depthwise, pointwise
 
@@ -69,8 +69,8 @@ def joined(chain: Sequence[Part], costs: Costs) -> list[Group]:
     best: list[tuple[float, int]] = [(0.0, 0)]
     last: list[Group | None] = [None]
     for end in range(1, len(chain) + 1):
-        found = [(best[start], group) for start in range(max(0, end - MOST_PARTS), end) for group in _groups(chain[start:end], costs)]
-        (time, joins), group = min(found, key=lambda each: (each[0][0] + each[1].us, each[0][1] + len(each[1].parts) - 1))
+        options = [(best[start], group) for start in range(max(0, end - MOST_PARTS), end) for group in _groups(chain[start:end], costs)]
+        (time, joins), group = min(options, key=lambda each: (each[0][0] + each[1].us, each[0][1] + len(each[1].parts) - 1))
         best.append((time + group.us, joins + len(group.parts) - 1))
         last.append(group)
     groups: list[Group] = []
@@ -87,12 +87,12 @@ def _groups(parts: Sequence[Part], costs: Costs) -> list[Group]:
     """A run of parts as one kernel, by each way that there is."""
     if len(parts) == 1:
         return [Group(tuple(parts), None, costs.alone_us(parts[0]))]
-    found = []
+    groups = []
     for shape in schemes_of(parts, costs.threads):
         us = costs.joined_us(parts, shape)
         if us is not None:
-            found.append(Group(tuple(parts), shape.scheme, us))
-    return found
+            groups.append(Group(tuple(parts), shape.scheme, us))
+    return groups
 
 
 def _in_order(groups: Sequence[Group], partition: Partition) -> tuple[Group, ...]:
@@ -164,15 +164,15 @@ class Choices:
 
     def numbers(self, joins: Joins, fastest: Fastest) -> tuple[int, ...]:
         taken: set[Stage] = set()
-        found: list[int] = []
+        numbers: list[int] = []
         for blocks in self.blocks:
             free = [0, *(number for number, block in enumerate(blocks, 1) if not any(part in taken for part in block.parts))]
             number = 0 if joins is Joins.NONE else self._modelled(blocks, free[1:], joins)
             if joins is Joins.BEST and any(self.by_model.is_close(blocks[each - 1]) for each in free[1:]):
                 number = free[fastest(variants(blocks, free), free.index(number))]
-            found.append(number)
+            numbers.append(number)
             taken.update(blocks[number - 1].parts if number else ())
-        return tuple(found)
+        return tuple(numbers)
 
     def _modelled(self, blocks: Sequence[RowBlock], numbers: Sequence[int], joins: Joins) -> int:
         return next((each for each in numbers if joins is Joins.ALL or self.by_model.wins(blocks[each - 1])), 0)
@@ -212,12 +212,12 @@ class _ByModel:
         typed, origin = _with_parameters(body, fixed)
         parted, costs = partition(typed), Model(_MACHINE, exists=_exists)
         groups = (group for group in reform(parted, costs) if group.scheme is Scheme.ROWS)
-        found = (each for each in candidates(parted, costs) if each.scheme is Scheme.ROWS)
+        schemes = (each for each in candidates(parted, costs) if each.scheme is Scheme.ROWS)
 
         def complexes(nodes: Sequence[Node]) -> frozenset[Node]:
             return frozenset(origin[node] for node in nodes if is_complex(node))
 
-        gains = {complexes([node for part in each.parts for node in part.nodes]): each.gain for each in found}
+        gains = {complexes([node for part in each.parts for node in part.nodes]): each.gain for each in schemes}
         return cls({complexes(group.nodes) for group in groups}, gains)
 
     def wins(self, block: RowBlock) -> bool:
@@ -255,17 +255,10 @@ def _with_parameters(body: Graph, fixed: Collection[Value]) -> tuple[Graph, dict
     def taken(value: Value) -> Value:
         return new.setdefault(value, replace(value, storage=storages.get(value.storage, value.storage)))
 
-    def arg(each: Arg) -> Arg:
-        if isinstance(each, Value):
-            return taken(each)
-        return tuple(map(arg, each)) if isinstance(each, tuple) else each
-
     nodes, origin = [], {}
     for node in body.nodes:
         outputs = tuple(None if value is None else taken(value) for value in node.outputs)
-        made = replace(
-            node, args=tuple(map(arg, node.args)), kwargs=tuple((name, arg(each)) for name, each in node.kwargs), outputs=outputs
-        )
-        nodes.append(made)
-        origin[made] = node
+        with_parameters = replace(node, outputs=outputs, **arguments(node, taken))
+        nodes.append(with_parameters)
+        origin[with_parameters] = node
     return Graph(tuple(map(taken, body.inputs)), tuple(nodes), tuple(map(taken, body.outputs))), origin

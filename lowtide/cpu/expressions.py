@@ -21,8 +21,8 @@ def number(x: float) -> str:
 
 
 def _clamp(x: str, low: float | None, high: float | None) -> str:
-    found = x if low is None else f"at_least<N>({x}, {number(low)})"
-    return found if high is None else f"at_most<N>({found}, {number(high)})"
+    expression = x if low is None else f"at_least<N>({x}, {number(low)})"
+    return expression if high is None else f"at_most<N>({expression}, {number(high)})"
 
 
 def _hardsigmoid(x: str) -> str:
@@ -76,7 +76,7 @@ _BINARY: dict[str, Callable[..., str]] = {
 
 def is_known(node: Node) -> bool:
     """Whether an operator has a text: by name, and by its arguments."""
-    name = _name(node)
+    name = name_of(node)
     arity = 1 if name in _UNARY else 2 if name in _BINARY else 0
     tensors = [arg for arg in node.args if isinstance(arg, Value)]
     keywords = {key for key, _ in node.kwargs}
@@ -88,7 +88,7 @@ def is_known(node: Node) -> bool:
 
 def text(node: Node, names: Names) -> str:
     """The operator's result from variables of its tensors."""
-    name = _name(node)
+    name = name_of(node)
     given = {key: arg for key, arg in node.kwargs if key != "memory_format"}
     first = 1 if name in _UNARY else 2
     operands = [_operand(arg, names) for arg in node.args[:first]]
@@ -103,6 +103,7 @@ def _operand(arg: Arg, names: Names) -> str:
     return f"all<N>({number(float(arg))})"
 
 
-def _name(node: Node) -> str:
+def name_of(node: Node) -> str:
+    """An aten operator's name without overload and namespace; "" of others."""
     base = functional_base(node.op)
     return base.removeprefix("aten.") if base.startswith("aten.") else ""

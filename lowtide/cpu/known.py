@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from lowtide.cpu import expressions
+from lowtide.cpu.expressions import name_of
 from lowtide.cpu.layout import VIEWS
-from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.table import functional_base
+from lowtide.ir.graph import Graph, Node, Value
 
 NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 _MOST_DIMENSIONS = 6
 _MOST_KEYS = 2**14  # of a softmax: a few rows of them lie on a thread's stack
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-
-
-def name_of(node: Node) -> str:
-    """An aten operator's name without overload and namespace; "" of others."""
-    base = functional_base(node.op)
-    return base.removeprefix("aten.") if base.startswith("aten.") else ""
 
 
 def is_given_norm(node: Node) -> bool:
@@ -32,17 +26,17 @@ def is_given_norm(node: Node) -> bool:
 def is_known(node: Node, fixed: Collection[Value]) -> bool:
     """Whether a kernel is generated for a node, where `fixed` values are constants."""
     name = name_of(node)
-    made = [value for value in node.outputs if value is not None]
-    if not name or not made or node.writes or node.body is not None or node.after:
+    results = [value for value in node.outputs if value is not None]
+    if not name or not results or node.writes or node.body is not None or node.after:
         return False
-    if not all(is_plain(value) for value in (*made, *node.inputs)):
+    if not all(is_plain(value) for value in (*results, *node.inputs)):
         return False
-    if name == "as_strided" and not _is_same(node.inputs[0], made[0]):
+    if name == "as_strided" and not _is_same(node.inputs[0], results[0]):
         return False
     if name in VIEWS or name == "cat":
         return True
     if name in ("clone", "contiguous") or expressions.is_known(node):
-        return all(value.shape == made[0].shape or value.dtype == "float32" for value in node.inputs)
+        return all(value.shape == results[0].shape or value.dtype == "float32" for value in node.inputs)
     return _KNOWN.get(name, _never)(node, fixed)
 
 
@@ -53,11 +47,11 @@ def is_plain(value: Value) -> bool:
     return plain and 0 not in value.shape and 0 < len(value.shape) <= _MOST_DIMENSIONS
 
 
-def _is_same(value: Value, made: Value) -> bool:
+def _is_same(value: Value, result: Value) -> bool:
     """Whether a view sees a tensor just as it is; strides along extents of 1 mean nothing."""
-    if value.shape != made.shape or value.offset != made.offset:
+    if value.shape != result.shape or value.offset != result.offset:
         return False
-    return all(size == 1 or mine == its for size, mine, its in zip(value.shape, value.stride, made.stride, strict=True))
+    return all(size == 1 or mine == its for size, mine, its in zip(value.shape, value.stride, result.stride, strict=True))
 
 
 # Over what a mean goes, by the number of dimensions: pixels of an image, places of [batch, places, channels] or [batch, y, x, channels].
@@ -129,9 +123,9 @@ def _softmax(node: Node, fixed: Collection[Value]) -> bool:
 
 def _attention(node: Node, fixed: Collection[Value]) -> bool:
     """Without dropout, without the logarithms that only a gradient reads."""
-    args, said = [*node.args, 0.0, False][:5], dict(node.kwargs)
-    mask, alone = said.get("attn_mask"), not any(value is not None for value in node.outputs[1:])
-    if not set(said) <= {"attn_mask", "scale", "is_causal"} or args[3] != 0.0 or not alone:
+    args, options = [*node.args, 0.0, False][:5], dict(node.kwargs)
+    mask, alone = options.get("attn_mask"), not any(value is not None for value in node.outputs[1:])
+    if not set(options) <= {"attn_mask", "scale", "is_causal"} or args[3] != 0.0 or not alone:
         return False
     tensors = [*args[:3], *(() if mask is None else (mask,))]
     if not all(isinstance(each, Value) and len(each.shape) in (2, 4) for each in tensors):
@@ -155,3 +149,12 @@ _KNOWN: dict[str, Callable[[Node, Collection[Value]], bool]] = {
     ATTENTION: _attention,
     "_adaptive_avg_pool2d": _global_pool,
 }
+
+
+def following(body: Graph, given: Collection[Value]) -> set[Value]:
+    """These values, and all that follow from them alone."""
+    values = set(given)
+    for node in body.nodes:
+        if all(value in values for value in node.inputs):
+            values.update(node.results)
+    return values

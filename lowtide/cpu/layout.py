@@ -34,7 +34,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Lay:
+class Layout:
     """A value's place: shape and strides over a buffer."""
 
     buffer: Buffer
@@ -42,7 +42,7 @@ class Lay:
     stride: tuple[int, ...]
     offset: int = 0
 
-    def viewed(self, shape: Sequence[int]) -> Lay | None:
+    def viewed(self, shape: Sequence[int]) -> Layout | None:
         """The same elements in the same order by another shape; None where they do not lie so."""
         old = [(size, step) for size, step in zip(self.shape, self.stride, strict=True) if size != 1]
         if 0 in self.shape or prod(shape) != prod(self.shape):
@@ -71,28 +71,28 @@ class Lay:
             stride.append(step)
         return replace(self, shape=tuple(shape), stride=tuple(reversed(stride)))
 
-    def permuted(self, dims: Sequence[int]) -> Lay:
+    def permuted(self, dims: Sequence[int]) -> Layout:
         return replace(self, shape=tuple(self.shape[dim] for dim in dims), stride=tuple(self.stride[dim] for dim in dims))
 
-    def narrowed(self, dim: int, start: int, length: int, step: int = 1) -> Lay:
+    def narrowed(self, dim: int, start: int, length: int, step: int = 1) -> Layout:
         shape, stride = list(self.shape), list(self.stride)
         shape[dim], offset = length, self.offset + start * stride[dim]
         stride[dim] *= step
         return replace(self, shape=tuple(shape), stride=tuple(stride), offset=offset)
 
-    def without(self, dim: int, at: int = 0) -> Lay:
+    def without(self, dim: int, at: int = 0) -> Layout:
         """One place along a dimension, which is gone then."""
         shape, stride = list(self.shape), list(self.stride)
         del shape[dim]
         return replace(self, shape=tuple(shape), stride=(*stride[:dim], *stride[dim + 1 :]), offset=self.offset + at * self.stride[dim])
 
-    def with_one(self, dim: int) -> Lay:
+    def with_one(self, dim: int) -> Layout:
         shape, stride = list(self.shape), list(self.stride)
         shape.insert(dim, 1)
         stride.insert(dim, 0)
         return replace(self, shape=tuple(shape), stride=tuple(stride))
 
-    def broadcast(self, shape: Sequence[int]) -> Lay | None:
+    def broadcast(self, shape: Sequence[int]) -> Layout | None:
         """Repeated along dimensions of extent 1, as torch broadcasts; None where it cannot be."""
         lacking = len(shape) - len(self.shape)
         if lacking < 0:
@@ -120,7 +120,7 @@ class Lay:
             return None
         return self.stride[dims[-1]] if dims else stepped(self.shape[channel])
 
-    def against(self, out: Lay, step: int) -> tuple[int, int] | None:
+    def against(self, out: Layout, step: int) -> tuple[int, int] | None:
         """(step from row to row, from channel to channel) of these elements, where those of `out` are rows `step` apart; else None."""
         along, across = set[int](), set[int]()
         for size, mine, its in zip(self.shape, self.stride, out.stride, strict=True):
@@ -156,7 +156,7 @@ def stepped(channels: int) -> int:
     return -(-channels // LANES) * LANES
 
 
-def fresh(name: str, shape: Sequence[int]) -> Lay:
+def fresh(name: str, shape: Sequence[int]) -> Layout:
     """A new buffer of the arena, laid out as kernels like it."""
     channel = channel_of(shape) if shape else 0
     order = [*(dim for dim in range(len(shape)) if dim != channel), *([channel] if shape else [])]
@@ -166,22 +166,22 @@ def fresh(name: str, shape: Sequence[int]) -> Lay:
         step = stepped(shape[dim]) if dim == channel else step * shape[dim]
     rows = prod(shape[dim] for dim in order[:-1]) if shape else 1
     elements = rows * stepped(shape[channel]) if shape else LANES
-    return Lay(Buffer(name, elements), tuple(shape), tuple(stride))
+    return Layout(Buffer(name, elements), tuple(shape), tuple(stride))
 
 
-def in_rows(name: str, shape: Sequence[int]) -> Lay:
+def in_rows(name: str, shape: Sequence[int]) -> Layout:
     """A new buffer whose last dimension lies side by side, all others as one run of rows."""
-    found = fresh(name, (prod(shape[:-1]), shape[-1])).viewed(shape)
-    found = there(found)
-    return found
+    rows = fresh(name, (prod(shape[:-1]), shape[-1])).viewed(shape)
+    rows = there(rows)
+    return rows
 
 
-Seen = list[Lay] | None  # a place for each result; None where it does not lie so
+Seen = list[Layout] | None  # a place for each result; None where it does not lie so
 
 
-def seen(node: Node, lay: Lay) -> Seen:
+def seen(node: Node, layout: Layout) -> Seen:
     """Where a view's results lie, given where its argument does."""
-    return VIEWS[functional_base(node.op).removeprefix("aten.")](node, lay)
+    return VIEWS[functional_base(node.op).removeprefix("aten.")](node, layout)
 
 
 def _ints(arg: object) -> list[int]:
@@ -194,84 +194,84 @@ def _number(node: Node, position: int, default: int) -> int:
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    made = node.outputs[0]
-    made = of_kind(Value, made)
-    return tuple(int(size) for size in made.shape)
+    result = node.outputs[0]
+    result = of_kind(Value, result)
+    return tuple(int(size) for size in result.shape)
 
 
-def _view(node: Node, lay: Lay) -> Seen:
-    found = lay.viewed(_shape(node))
-    return None if found is None else [found]
+def _view(node: Node, layout: Layout) -> Seen:
+    seen = layout.viewed(_shape(node))
+    return None if seen is None else [seen]
 
 
-def _permute(node: Node, lay: Lay) -> Seen:
-    return [lay.permuted([dim % len(lay.shape) for dim in _ints(node.args[1])])]
+def _permute(node: Node, layout: Layout) -> Seen:
+    return [layout.permuted([dim % len(layout.shape) for dim in _ints(node.args[1])])]
 
 
-def _transpose(node: Node, lay: Lay) -> Seen:
-    dims = list(range(len(lay.shape)))
+def _transpose(node: Node, layout: Layout) -> Seen:
+    dims = list(range(len(layout.shape)))
     one, two = _number(node, 1, 0) % len(dims), _number(node, 2, 1) % len(dims)
     dims[one], dims[two] = dims[two], dims[one]
-    return [lay.permuted(dims)]
+    return [layout.permuted(dims)]
 
 
-def _t(node: Node, lay: Lay) -> Seen:
-    return [lay.permuted(range(len(lay.shape))[::-1])]
+def _t(node: Node, layout: Layout) -> Seen:
+    return [layout.permuted(range(len(layout.shape))[::-1])]
 
 
-def _same(node: Node, lay: Lay) -> Seen:
-    return [lay]
+def _same(node: Node, layout: Layout) -> Seen:
+    return [layout]
 
 
-def _unsqueeze(node: Node, lay: Lay) -> Seen:
-    return [lay.with_one(_number(node, 1, 0) % (len(lay.shape) + 1))]
+def _unsqueeze(node: Node, layout: Layout) -> Seen:
+    return [layout.with_one(_number(node, 1, 0) % (len(layout.shape) + 1))]
 
 
-def _expand(node: Node, lay: Lay) -> Seen:
-    found = lay.broadcast(_shape(node))
-    return None if found is None else [found]
+def _expand(node: Node, layout: Layout) -> Seen:
+    seen = layout.broadcast(_shape(node))
+    return None if seen is None else [seen]
 
 
-def _slice(node: Node, lay: Lay) -> Seen:
-    dim = _number(node, 1, 0) % len(lay.shape)
+def _slice(node: Node, layout: Layout) -> Seen:
+    dim = _number(node, 1, 0) % len(layout.shape)
     start, step = _number(node, 2, 0), _number(node, 4, 1)
-    size = lay.shape[dim]
+    size = layout.shape[dim]
     start = max(0, start + size if start < 0 else start)
-    return [lay.narrowed(dim, min(start, size), _shape(node)[dim], step)]
+    return [layout.narrowed(dim, min(start, size), _shape(node)[dim], step)]
 
 
-def _select(node: Node, lay: Lay) -> Seen:
-    dim, at = _number(node, 1, 0) % len(lay.shape), _number(node, 2, 0)
-    return [lay.without(dim, at % lay.shape[dim])]
+def _select(node: Node, layout: Layout) -> Seen:
+    dim, at = _number(node, 1, 0) % len(layout.shape), _number(node, 2, 0)
+    return [layout.without(dim, at % layout.shape[dim])]
 
 
-def _parts(node: Node, lay: Lay) -> Seen:
+def _parts(node: Node, layout: Layout) -> Seen:
     """Of split: the sizes as they lie one behind the other."""
-    dim, said = _number(node, 2, 0) % len(lay.shape), node.args[1]
-    size = lay.shape[dim]
-    sizes = _ints(said) if isinstance(said, tuple) else [min(int(said), size - at) for at in range(0, size, int(said))]  # type: ignore[arg-type]
-    found, at = [], 0
+    dim, given = _number(node, 2, 0) % len(layout.shape), node.args[1]
+    size = layout.shape[dim]
+    sizes = _ints(given) if isinstance(given, tuple) else [min(int(given), size - at) for at in range(0, size, int(given))]  # type: ignore[arg-type]
+    parts, at = [], 0
     for each in sizes:
-        found.append(lay.narrowed(dim, at, each))
+        parts.append(layout.narrowed(dim, at, each))
         at += each
-    return found
+    return parts
 
 
-def _unbind(node: Node, lay: Lay) -> Seen:
-    dim = _number(node, 1, 0) % len(lay.shape)
-    return [lay.without(dim, at) for at in range(lay.shape[dim])]
+def _unbind(node: Node, layout: Layout) -> Seen:
+    dim = _number(node, 1, 0) % len(layout.shape)
+    return [layout.without(dim, at) for at in range(layout.shape[dim])]
 
 
-def _squeeze(node: Node, lay: Lay) -> Seen:
-    return _view(node, lay)
+def _squeeze(node: Node, layout: Layout) -> Seen:
+    return _view(node, layout)
 
 
-def _strided(node: Node, lay: Lay) -> Seen:
+def _strided(node: Node, layout: Layout) -> Seen:
     """Only of what already lies so."""
-    return [lay]
+    return [layout]
 
 
-VIEWS: dict[str, Callable[[Node, Lay], Seen]] = {
+VIEWS: dict[str, Callable[[Node, Layout], Seen]] = {
     "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "permute": _permute, "transpose": _transpose, "t": _t,
     "alias": _same, "detach": _same, "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "slice": _slice, "select": _select,
     "split": _parts, "unsafe_split": _parts, "split_with_sizes": _parts, "unbind": _unbind, "as_strided": _strided,

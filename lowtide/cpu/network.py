@@ -12,6 +12,7 @@ from lowtide.cpu.blocks import with_blocks
 from lowtide.cpu.codegen.source import source_of
 from lowtide.cpu.codegen.text import ElementOffsets
 from lowtide.cpu.heads import head_of
+from lowtide.cpu.known import following
 from lowtide.cpu.layout import LANES, SLACK, Buffer
 from lowtide.cpu.recipes import Packed, Plain, Target, offsets_of
 from lowtide.cpu.stages import Stage
@@ -24,21 +25,21 @@ ITEM_BYTES = 4
 
 def buffers(stages: Sequence[Stage]) -> list[Buffer]:
     """The arena's buffers, in the order of their first use."""
-    found = dict[Buffer, None]()
+    places = dict[Buffer, None]()
     for stage in stages:
-        for lay in (stage.out, *stage.reads):
-            if lay.buffer.is_own:
-                found[lay.buffer] = None
-    return list(found)
+        for layout in (stage.out, *stage.reads):
+            if layout.buffer.is_own:
+                places[layout.buffer] = None
+    return list(places)
 
 
 def problem_of(stages: Sequence[Stage]) -> PlaceProblem:
     """The placement problem of `buffers`, one step a stage. Each buffer has room behind it for what is read past its end."""
     first, last = dict[Buffer, int](), dict[Buffer, int]()
     for step, stage in enumerate(stages):
-        for lay in (stage.out, *stage.reads):
-            first.setdefault(lay.buffer, step)
-            last[lay.buffer] = step
+        for layout in (stage.out, *stage.reads):
+            first.setdefault(layout.buffer, step)
+            last[layout.buffer] = step
     own = buffers(stages)
     return PlaceProblem.of(
         [-(-(each.elements + SLACK) // LANES) * LANES * ITEM_BYTES for each in own],
@@ -80,7 +81,7 @@ class StagedBody:
     @classmethod
     def of(cls, body: Graph, fixed: Sequence[int], target: Target) -> StagedBody:
         """The stages of a body of which the arguments `fixed` are constants."""
-        known = frozenset(_following(body, [body.inputs[at] for at in fixed]))
+        known = frozenset(following(body, [body.inputs[at] for at in fixed]))
         staged = Staging(body, known, target).staged(head_of)
         return cls(body, tuple(fixed), target, known, tuple(staged.stages), tuple(staged.constants))
 
@@ -106,24 +107,16 @@ def network_of(staged: StagedBody, joined: Sequence[int], placing: Placing) -> N
 
 def read_by(recipe: Packed) -> list[Value]:
     norm = recipe.norm
-    found = [recipe.value] if isinstance(recipe, Plain) else [recipe.weight, recipe.bias]
+    values = [recipe.value] if isinstance(recipe, Plain) else [recipe.weight, recipe.bias]
     if norm is not None:
-        found = ([] if isinstance(recipe, Plain) else found) + [norm.gamma, norm.beta, norm.mean, norm.var]
-    return [value for value in found if value is not None]
-
-
-def _following(body: Graph, given: Collection[Value]) -> set[Value]:
-    known = set(given)
-    for node in body.nodes:
-        if all(value in known for value in node.inputs):
-            known.update(node.results)
-    return known
+        values = ([] if isinstance(recipe, Plain) else values) + [norm.gamma, norm.beta, norm.mean, norm.var]
+    return [value for value in values if value is not None]
 
 
 def _makers(body: Graph, known: Collection[Value], wanted: Collection[Value]) -> tuple[Node, ...]:
-    needed, found = set(wanted), list[Node]()
+    needed, makers = set(wanted), list[Node]()
     for node in reversed(body.nodes):
         if any(value in needed for value in node.results) and all(value in known for value in node.results):
-            found.append(node)
+            makers.append(node)
             needed.update(node.inputs)
-    return tuple(reversed(found))
+    return tuple(reversed(makers))

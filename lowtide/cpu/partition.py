@@ -82,24 +82,24 @@ def constant_nodes(graph: Graph) -> frozenset[Node]:
     """Nodes that depend on parameters, buffers and constants alone, none of which is written, and write nothing."""
     written = {before.storage for node in graph.nodes for before, _ in node.writes}
     fixed = {value for value in graph.inputs if value.storage.kind in CONSTANT and value.storage not in written}
-    found = set[Node]()
+    nodes = set[Node]()
     for node in graph.nodes:
         if node.inputs and not node.writes and not node.after and fixed.issuperset(node.inputs):
-            found.add(node)
+            nodes.add(node)
             fixed.update(value for value in node.results if value.storage not in written)
-    return frozenset(found)
+    return frozenset(nodes)
 
 
 def edges_between(graph: Graph, sets: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Pairs (earlier, later) of sets of which the second needs the first, each once; nodes of no set make none."""
     set_of = {at: index for index, members in enumerate(sets) for at in members}
-    found: dict[tuple[int, int], None] = {}
+    edges: dict[tuple[int, int], None] = {}
     for late, earlier in enumerate(predecessors(graph)):
         for early in earlier:
             pair = set_of.get(early, -1), set_of.get(late, -1)
             if pair[0] != pair[1] and -1 not in pair:
-                found[pair] = None
-    return list(found)
+                edges[pair] = None
+    return list(edges)
 
 
 def ordered(graph: Graph, sets: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -241,11 +241,11 @@ def _restage(node: Any, cluster: Any, before: Any, after: Any, following: Any, l
 @kernel(inner=True)
 def _longest(node: Any, cluster: Any, before: Any, leading: Any, stage: Any) -> Any:
     """One more than the greatest stage before a cluster."""
-    found, edge = 0, _pruned(node, cluster, before, leading)
+    longest, edge = 0, _pruned(node, cluster, before, leading)
     while edge != _NONE:
-        found = max(found, stage[_find(cluster, before[edge])] + 1)
+        longest = max(longest, stage[_find(cluster, before[edge])] + 1)
         edge = leading[2][edge]
-    return found
+    return longest
 
 
 @kernel(inner=True)
@@ -317,7 +317,7 @@ class _Run:
         pairs = np.array(edges_between(self.graph, sets), dtype=np.int64).reshape(-1, 2)
         group = groups or [0] * len(sets)
         taking = [group[at] if all(map(self.joinable, members)) else -1 for at, members in enumerate(nodes)]
-        found = merge(
+        merging = merge(
             np.ascontiguousarray(pairs[:, 0]),
             np.ascontiguousarray(pairs[:, 1]),
             np.array([sum(map(self.weights.of, members)) for members in nodes], dtype=np.float64),
@@ -328,7 +328,7 @@ class _Run:
             int(most_complex),
         )
         by_cluster: dict[int, list[int]] = {}
-        for members, cluster in zip(sets, found.tolist(), strict=True):
+        for members, cluster in zip(sets, merging.tolist(), strict=True):
             by_cluster.setdefault(cluster, []).extend(members)
         return ordered(self.graph, list(by_cluster.values()))
 

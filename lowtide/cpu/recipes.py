@@ -129,8 +129,8 @@ ALIGN_ELEMENTS = 16  # of each packed constant, which is a vector of the widest 
 
 def offsets_of(recipes: Sequence[Packed]) -> tuple[dict[Packed, int], int]:
     """Where each constant goes, and how many elements all take, room for what may be read behind them included."""
-    found, at = dict[Packed, int](), 0
+    offsets, at = dict[Packed, int](), 0
     for recipe in recipes:
-        found[recipe] = at
+        offsets[recipe] = at
         at += -(-recipe.elements // ALIGN_ELEMENTS) * ALIGN_ELEMENTS
-    return found, at + 4 * ALIGN_ELEMENTS
+    return offsets, at + 4 * ALIGN_ELEMENTS

@@ -57,8 +57,8 @@ def reuse_of(node: Node, value: Value) -> Reuse | None:
         return None
     used = {loop for index in access.dims for loop, _ in index}
     again = tuple(loop.name for loop in nest.loops if not loop.reduces and loop.extent > 1 and loop.name not in used)
-    found = (_window(nest, dim, index) for dim, index in enumerate(access.dims))
-    return Reuse(again, tuple(window for window in found if window is not None))
+    windows = (_window(nest, dim, index) for dim, index in enumerate(access.dims))
+    return Reuse(again, tuple(window for window in windows if window is not None))
 
 
 def _window(nest: Nest, dim: int, index: Index) -> Window | None:
@@ -100,10 +100,10 @@ class Part:
 def parts_of(partition: Partition) -> tuple[tuple[Part, ...], ...]:
     """Split: the parts of each cluster, in an order in which they can run."""
     cluster_of = {node: at for at, nodes in enumerate(partition.clusters) for node in nodes}
-    found: list[list[Part]] = [[] for _ in partition.clusters]
+    parts: list[list[Part]] = [[] for _ in partition.clusters]
     for nodes in split(partition).clusters:
-        found[cluster_of[nodes[0]]].append(Part(nodes))
-    return tuple(map(tuple, found))
+        parts[cluster_of[nodes[0]]].append(Part(nodes))
+    return tuple(map(tuple, parts))
 
 
 def chains_of(parts: Sequence[Part], partition: Partition) -> tuple[tuple[Part, ...], ...]:
@@ -162,8 +162,8 @@ def schemes_of(parts: Sequence[Part], threads: int = 1) -> tuple[Shape, ...]:
 def _straight(parts: Sequence[Part]) -> bool:
     """Whether all that is between the operators keeps the shape of their images, element by element."""
     for part, following in pairwise(parts):
-        made, given = _made(part), following.given
-        if made is None or given is None or ints(part.nodes[0], made) != ints(part.nodes[0], given):
+        result, given = _made(part), following.given
+        if result is None or given is None or ints(part.nodes[0], result) != ints(part.nodes[0], given):
             return False
         if any(is_view(node) for node in part.nodes if node is not part.complex):
             return False
@@ -182,12 +182,12 @@ def _by_rows(parts: Sequence[Part], threads: int) -> Shape | None:
     rows = _nest(parts[-1]).loop(loops[-1] or "").extent
     ring, repeated = 0, 0.0
     for part, following, loop in zip(parts, parts[1:], loops[1:], strict=False):
-        made = there(_made(part))
+        result_shape = there(_made(part))
         window = next((each for each in there(following.reuse).windows if each.loop == loop), None)
-        held = window.span if window is not None else 1
-        shape = ints(part.nodes[0], made)
+        span = window.span if window is not None else 1
+        shape = ints(part.nodes[0], result_shape)
         total = shape[2] if len(shape) == 4 else shape[0]
-        ring += prod(shape) // max(1, total) * min(held, total) * ITEM_BYTES[made.dtype]
+        ring += prod(shape) // max(1, total) * min(span, total) * ITEM_BYTES[result_shape.dtype]
         if window is not None and threads > 1:
             repeated += (threads - 1) * (window.span - window.step) / max(1, total)
     return Shape(Scheme.ROWS, ring, 1.0 + repeated, -(-rows // threads), 1)
@@ -203,13 +203,13 @@ def _by_channels(parts: Sequence[Part]) -> Shape | None:
         or not all(each and _is_depthwise(each) for each in middle)
     ):
         return None
-    made = [value for value in map(_made, parts[:-1]) if value is not None]
-    channels = ints(first, made[0])[1]
-    if any(ints(first, value)[1] != channels for value in made):
+    results = [value for value in map(_made, parts[:-1]) if value is not None]
+    channels = ints(first, results[0])[1]
+    if any(ints(first, value)[1] != channels for value in results):
         return None
     tiles = -(-channels // _LANES)
-    held = sum(prod(ints(first, value)) * ITEM_BYTES[value.dtype] for value in made)
-    return Shape(Scheme.CHANNELS, held // tiles, 1.0, 1, tiles)
+    channel_bytes = sum(prod(ints(first, value)) * ITEM_BYTES[value.dtype] for value in results)
+    return Shape(Scheme.CHANNELS, channel_bytes // tiles, 1.0, 1, tiles)
 
 
 def _nest(part: Part) -> Nest:

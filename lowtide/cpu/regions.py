@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lowtide.cpu.known import is_known
 from lowtide.ir.edges import predecessors
-from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 from lowtide.ir.operators.names import REGION
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.operators.row import Fusion
@@ -91,11 +91,11 @@ def _groups(graph: Graph, fixed: Collection[Value]) -> list[list[Node]]:
         generated = is_known(node, fixed) and any(value not in fixed for value in node.inputs)
         number.append(max((number[at] + (mine[at] is not generated) for at in before if mine[at] is not None), default=0))
         mine.append(generated)
-    found: dict[int, list[Node]] = {}
+    groups: dict[int, list[Node]] = {}
     for node, at, is_mine in zip(graph.nodes, number, mine, strict=True):
         if is_mine:
-            found.setdefault(at, []).append(node)
-    return [found[at] for at in sorted(found)]
+            groups.setdefault(at, []).append(node)
+    return [groups[at] for at in sorted(groups)]
 
 
 def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], described: Describing) -> Graph:
@@ -106,22 +106,22 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
     inside = set(group)
     needed = inside | _constants(graph, inside, fixed)
     members = [node for node in graph.nodes if node in needed]
-    made = {value for node in members for value in node.results}
-    given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in made))
+    results_of_members = {value for node in members for value in node.results}
+    given = list(dict.fromkeys(value for node in members for value in node.inputs if value not in results_of_members))
     kept = set(graph.outputs) | {value for node in graph.nodes if node not in inside for value in node.inputs}
     results = [value for node in group for value in node.results if value in kept]
     if any(value.offset for node in graph.nodes if node not in inside and _places(node) for value in node.inputs if value in results):
         return graph
     body, places = body_of(members, given, results), tuple(at for at, value in enumerate(given) if value in fixed)
-    found = described(body, places)
-    if found is None:
+    size = described(body, places)
+    if size is None:
         return graph
     names = {value.storage.name for value in (*graph.inputs, *(each for node in graph.nodes for each in node.results))}
     new = {value: _own(value, names) for value in results}
-    sizes = (("arena_bytes", found.arena_bytes), ("packed_bytes", found.packed_bytes))
+    sizes = (("arena_bytes", size.arena_bytes), ("packed_bytes", size.packed_bytes))
     region = Node(
         REGION, tuple(given), tuple(new[value] for value in results),
-        (("fixed", places), *sizes, ("joined", found.joined)), body=body, source=group[-1].source,
+        (("fixed", places), *sizes, ("joined", size.joined)), body=body, source=group[-1].source,
     )  # fmt: skip
     nodes = _placed([node for node in graph.nodes if node not in inside], inside, region, new)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(new.get(value, value) for value in graph.outputs))
@@ -130,12 +130,12 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
 def _constants(graph: Graph, inside: Collection[Node], fixed: Collection[Value]) -> set[Node]:
     """The nodes that make the constants which a group reads."""
     wanted = {value for node in inside for value in node.inputs if value in fixed}
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for node in reversed(graph.nodes):
         if node.results and all(value in fixed for value in node.results) and any(value in wanted for value in node.results):
-            found.add(node)
+            nodes.add(node)
             wanted.update(node.inputs)
-    return found
+    return nodes
 
 
 def _placed(others: Sequence[Node], inside: Collection[Node], region: Node, new: dict[Value, Value]) -> Iterator[Node]:
@@ -151,8 +151,8 @@ def _placed(others: Sequence[Node], inside: Collection[Node], region: Node, new:
     forward = dict.fromkeys(inside, region)
     for node in (node for node in others if node in late):
         after = tuple(dict.fromkeys(forward.get(before, before) for before in node.after))
-        found = _seen(_with(node, new), node, new)
-        forward[node] = found if after == node.after else replace(found, after=after)
+        seen = _seen(_with(node, new), node, new)
+        forward[node] = seen if after == node.after else replace(seen, after=after)
         yield forward[node]
 
 
@@ -161,14 +161,14 @@ def _places(node: Node) -> bool:
     return node.op.startswith("aten.as_strided")
 
 
-def _seen(found: Node, node: Node, new: dict[Value, Value]) -> Node:
+def _seen(copy: Node, node: Node, new: dict[Value, Value]) -> Node:
     """A node of torch's that reads other values, with results on their storages where it only sees those in another way."""
     at = {value.storage: value for value in node.inputs if value in new}
     for value in node.results:
         if value.storage in at:
             base = at[value.storage]
             new[value] = replace(value, storage=new[base].storage, offset=value.offset - base.offset + new[base].offset, version=0)
-    return replace(found, outputs=tuple(None if each is None else new.get(each, each) for each in found.outputs))
+    return replace(copy, outputs=tuple(None if each is None else new.get(each, each) for each in copy.outputs))
 
 
 def _own(value: Value, names: set[str]) -> Value:
@@ -203,14 +203,7 @@ def _with(node: Node, new: dict[Value, Value]) -> Node:
     if not any(value in new for value in node.inputs):
         return node
     inplace = tuple((new.get(value, value), op) for value, op in node.inplace)
-    args, kwargs = tuple(_arg(arg, new) for arg in node.args), tuple((key, _arg(arg, new)) for key, arg in node.kwargs)
-    return replace(node, args=args, kwargs=kwargs, inplace=inplace)
-
-
-def _arg(arg: Arg, new: dict[Value, Value]) -> Arg:
-    if isinstance(arg, Value):
-        return new.get(arg, arg)
-    return tuple(_arg(each, new) for each in arg) if isinstance(arg, tuple) else arg
+    return replace(node, inplace=inplace, **arguments(node, lambda value: new.get(value, value)))
 
 
 def _without_unread(graph: Graph) -> Graph:

@@ -1,6 +1,6 @@
 """What a generated network does, one stage after the other: each is split among threads, and ends where all have ended.
 
-A stage reads and writes places (`layout.Lay`) and packed constants; its epilogue is what becomes of a result before it is stored.
+A stage reads and writes places (`layout.Layout`) and packed constants; its epilogue is what becomes of a result before it is stored.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from lowtide.cpu.layout import Lay
+from lowtide.cpu.layout import Layout
 from lowtide.cpu.recipes import Packed, Panels, Taps, Transformed
 from lowtide.ir.graph import Node
 
@@ -17,7 +17,7 @@ from lowtide.ir.graph import Node
 class Operand:
     """A tensor that an epilogue reads: at row * step + channel * across."""
 
-    place: Lay | Packed
+    place: Layout | Packed
     step: int
     across: int  # 1, or 0 for one number a row
 
@@ -31,8 +31,8 @@ class Epilogue:
     operands: tuple[Operand, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
-        return tuple(operand.place for operand in self.operands if isinstance(operand.place, Lay))
+    def reads(self) -> tuple[Layout, ...]:
+        return tuple(operand.place for operand in self.operands if isinstance(operand.place, Layout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class Geometry:
 class Product:
     """out[rows, n] = a[rows, k] by a packed weight."""
 
-    a: Lay
+    a: Layout
     a_step: int
     rows: int
     k: int
     weight: Panels
-    out: Lay
+    out: Layout
     out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.a, *self.epilogue.reads
 
 
@@ -68,16 +68,16 @@ class Product:
 class Convolution:
     """A convolution of a whole image that has its padding around it."""
 
-    a: Lay  # [N, C, H, W], padded
+    a: Layout  # [N, C, H, W], padded
     geometry: Geometry
     weight: Panels
-    out: Lay
+    out: Layout
     out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.a, *self.epilogue.reads
 
 
@@ -85,18 +85,18 @@ class Convolution:
 class Winograd:
     """A convolution of 3 x 3 on tiles of the image, each transformed so that a point of it takes one product."""
 
-    a: Lay  # [N, C, H, W]
+    a: Layout  # [N, C, H, W]
     padding: tuple[int, int]
     weight: Transformed
     block: int  # tiles at a time
     by_panels: bool  # what threads share; else tiles
-    out: Lay
+    out: Layout
     out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.a, *self.epilogue.reads
 
 
@@ -104,14 +104,14 @@ class Winograd:
 class Pad:
     """Zeros put around an image."""
 
-    a: Lay
+    a: Layout
     padding: tuple[int, int]
-    out: Lay
+    out: Layout
     nodes: tuple[Node, ...] = ()
     epilogue: Epilogue = field(default=Epilogue())
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return (self.a,)
 
 
@@ -120,16 +120,16 @@ class Windows:
     """A depthwise convolution, or pooling: channel by channel over a window."""
 
     kind: str  # the C++ name of what is done in a window
-    a: Lay
+    a: Layout
     geometry: Geometry
     weight: Taps | None
-    out: Lay
+    out: Layout
     out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.a, *self.epilogue.reads
 
 
@@ -138,18 +138,18 @@ class RowReduction:
     """A reduction: the mean of all rows of each image, or each row normed by itself, or its softmax."""
 
     kind: str  # "mean", "norm", "softmax", or "safe" for a softmax that is 0 where all is masked
-    a: Lay
+    a: Layout
     a_step: int
     images: int
     rows: int  # of an image
-    out: Lay
+    out: Layout
     out_step: int
     epilogue: Epilogue
     eps: float = 0.0
     nodes: tuple[Node, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.a, *self.epilogue.reads
 
 
@@ -157,15 +157,15 @@ class RowReduction:
 class Batched:
     """out[b, m, n] = a[b, m, k] by other[b, k, n], both from other stages."""
 
-    a: Lay
-    other: Lay  # whose columns lie side by side
-    out: Lay
+    a: Layout
+    other: Layout  # whose columns lie side by side
+    out: Layout
     out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.a, self.other, *self.epilogue.reads
 
 
@@ -173,18 +173,18 @@ class Batched:
 class Attention:
     """softmax(scale * query by key + mask) by value, a few rows of scores at a time; no scores are in a buffer."""
 
-    query: Lay  # [B, H, queries, features]
-    key: Lay  # [B, H, features, keys], keys side by side
-    value: Lay  # [B, H, keys, features]
-    mask: Lay | None  # [B, H, queries, keys]
+    query: Layout  # [B, H, queries, features]
+    key: Layout  # [B, H, features, keys], keys side by side
+    value: Layout  # [B, H, keys, features]
+    mask: Layout | None  # [B, H, queries, keys]
     is_causal: bool
     scale: float
-    out: Lay
+    out: Layout
     nodes: tuple[Node, ...] = ()
     epilogue: Epilogue = field(default=Epilogue())
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         return self.query, self.key, self.value, *(() if self.mask is None else (self.mask,))
 
 
@@ -192,17 +192,17 @@ class Attention:
 class Map:
     """Element by element: `lines` on the vectors `x0`, `x1`, .. of the inputs, which have the shape of the result."""
 
-    inputs: tuple[Lay | Packed, ...]
+    inputs: tuple[Layout | Packed, ...]
     strides: tuple[tuple[int, ...], ...]  # by input
     lines: tuple[str, ...]
     result: str
-    out: Lay
+    out: Layout
     nodes: tuple[Node, ...] = ()
     epilogue: Epilogue = field(default=Epilogue())
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
-        return tuple(each for each in self.inputs if isinstance(each, Lay))
+    def reads(self) -> tuple[Layout, ...]:
+        return tuple(each for each in self.inputs if isinstance(each, Layout))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -223,14 +223,14 @@ class RowBlock:
         return tuple(node for each in self.parts for node in each.nodes)
 
     @property
-    def out(self) -> Lay:
+    def out(self) -> Layout:
         return self.parts[-1].out
 
     @property
-    def reads(self) -> tuple[Lay, ...]:
+    def reads(self) -> tuple[Layout, ...]:
         """What it reads but constants, and what is between its parts."""
         between = {each.out.buffer for each in self.parts[:-1]}
-        return tuple(lay for each in self.parts for lay in each.reads if lay.buffer not in between)
+        return tuple(layout for each in self.parts for layout in each.reads if layout.buffer not in between)
 
 
 Stage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map | RowBlock

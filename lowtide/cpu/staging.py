@@ -15,15 +15,16 @@ from typing import TypeAlias
 
 from lowtide.cpu import expressions
 from lowtide.cpu.chains import BodyUses, Link, OperatorChain, norm_of
-from lowtide.cpu.known import is_given_norm, name_of
-from lowtide.cpu.layout import VIEWS, Buffer, Lay, fresh, in_rows, seen, stepped
+from lowtide.cpu.expressions import name_of
+from lowtide.cpu.known import is_given_norm
+from lowtide.cpu.layout import VIEWS, Buffer, Layout, fresh, in_rows, seen, stepped
 from lowtide.cpu.recipes import Norm, Packed, Plain, Target
 from lowtide.cpu.stages import Epilogue, Map, Operand, Stage
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value
 
 # Makes the stage of an operator from where its result goes, what becomes of it on the way, the norm that is folded in, and its nodes.
-Make: TypeAlias = "Callable[[Lay, Epilogue, Norm | None, tuple[Node, ...]], Stage]"
+Make: TypeAlias = "Callable[[Layout, Epilogue, Norm | None, tuple[Node, ...]], Stage]"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Staged:
     """A body as stages."""
 
     stages: tuple[Stage, ...]
-    results: tuple[Lay, ...]
+    results: tuple[Layout, ...]
     arguments: tuple[Value, ...]  # whose tensors a call is given
     constants: tuple[Packed, ...]
 
@@ -42,7 +43,7 @@ class Head:
 
     node: Node
     value: Value  # its result
-    lay: Lay  # where that goes if nothing else is wanted
+    layout: Layout  # where that goes if nothing else is wanted
     make: Make
     folds: bool = False  # whether a norm right behind it is folded into its weight
     alone: bool = False  # whether nothing is done on the way
@@ -55,14 +56,14 @@ class Staging:
         self.body, self.target = body, target
         self.uses = BodyUses.of(body, frozenset(fixed))
         self.arguments = tuple(value for value in body.inputs if value not in self.uses.fixed)
-        self.lays = {value: _of_argument(value, at) for at, value in enumerate(self.arguments)}
+        self.layouts = {value: _of_argument(value, at) for at, value in enumerate(self.arguments)}
         self.stages: list[Stage] = []
         self.packed: list[Packed] = []
         self._pending: dict[Node, Callable[[], None]] = {}
         self._done: set[Node] = set()
-        self._wanted: dict[Value, Lay] = {}
-        self._joined: dict[Value, Lay] = {}
-        self._copies: dict[tuple[Value, str], Lay] = {}
+        self._wanted: dict[Value, Layout] = {}
+        self._joined: dict[Value, Layout] = {}
+        self._copies: dict[tuple[Value, str], Layout] = {}
 
     def staged(self, heads: Callable[[Staging, Node], Head | None]) -> Staged:
         """All of it; `heads` knows the operators that are more than element-wise."""
@@ -73,28 +74,28 @@ class Staging:
             if node in self._pending:
                 self._pending.pop(node)()
         results = tuple(self._wanted[value] for value in self.body.outputs)
-        for value, lay in zip(self.body.outputs, results, strict=True):
-            if self.lays[value] != lay:
-                self.copy(self.lays[value], lay)
+        for value, layout in zip(self.body.outputs, results, strict=True):
+            if self.layouts[value] != layout:
+                self.copy(self.layouts[value], layout)
         return Staged(tuple(self.stages), results, self.arguments, tuple(self.packed))
 
     def _want_results(self) -> None:
         for at, value in enumerate(self.body.outputs):
-            lay = _of_argument(value, len(self.arguments) + at)
-            self._wanted[value] = lay
+            layout = _of_argument(value, len(self.arguments) + at)
+            self._wanted[value] = layout
         for node in reversed(self.body.nodes):  # what is joined later wants its parts first
             if name_of(node) == "cat" and node not in self._done:
                 self._want_parts(node)
 
     def _want_parts(self, node: Node) -> None:
         """Have the parts of what is joined made where they belong, where nobody else reads them."""
-        made = node.results[0]
-        whole = self._wanted.get(made)
+        result = node.results[0]
+        whole = self._wanted.get(result)
         if whole is None or not whole.buffer.is_own:
-            whole = self._joined[made] = fresh(made.name, _ints(made.shape))
-        for part, lay in _parts_of(node, whole):
+            whole = self._joined[result] = fresh(result.name, _ints(result.shape))
+        for part, layout in _parts_of(node, whole):
             if self.uses.only_reader(part) is node and part not in self.uses.fixed:
-                self._wanted.setdefault(part, lay)
+                self._wanted.setdefault(part, layout)
 
     def _begin(self, node: Node, heads: Callable[[Staging, Node], Head | None]) -> None:
         if all(value in self.uses.fixed for value in node.results):
@@ -111,51 +112,51 @@ class Staging:
 
     def _see(self, node: Node) -> None:
         value = node.inputs[0]
-        found = seen(node, self.lays[value])
-        if found is None:
-            shape = self.lays[value].shape
-            found = seen(node, self.copied(self.lays[value], _contiguous(f"{value.name}_flat", shape)))
-        found = there(found)
-        for made, lay in zip(node.outputs, found, strict=True):
-            if made is not None:
-                self.lays[made] = lay
+        layouts = seen(node, self.layouts[value])
+        if layouts is None:
+            shape = self.layouts[value].shape
+            layouts = seen(node, self.copied(self.layouts[value], _contiguous(f"{value.name}_flat", shape)))
+        layouts = there(layouts)
+        for result, layout in zip(node.outputs, layouts, strict=True):
+            if result is not None:
+                self.layouts[result] = layout
 
     def _join(self, node: Node) -> None:
-        made = node.results[0]
-        whole = self._joined.get(made) or self._wanted[made]
-        for part, lay in _parts_of(node, whole):
-            if self.place(part) != lay:
-                self.copy(self.place(part), lay, (node,))
-        self.lays[made] = whole
+        result = node.results[0]
+        whole = self._joined.get(result) or self._wanted[result]
+        for part, layout in _parts_of(node, whole):
+            if self.place(part) != layout:
+                self.copy(self.place(part), layout, (node,))
+        self.layouts[result] = whole
 
     def _start(self, head: Head) -> None:
         """Begin a chain; its stage is made when all that it reads is there."""
-        chain = OperatorChain((), head.value, head.lay) if head.alone else self.uses.chain(head.value, head.lay, self._done)
+        chain = OperatorChain((), head.value, head.layout) if head.alone else self.uses.chain(head.value, head.layout, self._done)
         first = head.value
         norm, links = None, chain.links
         if head.folds and links and is_given_norm(links[0].node):
             norm, links = norm_of(links[0].node), links[1:]
         wanted = self._wanted.get(chain.last)
-        out = head.lay
+        out = head.layout
         if (
             wanted is not None
-            and wanted.shape == head.lay.shape == _ints(first.shape)
+            and wanted.shape == head.layout.shape == _ints(first.shape)
             and wanted.rows() is not None
             and _is_alike(wanted, out)
         ):
             out = wanted
-        lay = out if chain.lay == head.lay else chain.lay
+        layout = out if chain.layout == head.layout else chain.layout
         nodes = (head.node, *chain.nodes)
         self._done.update(nodes)
 
         def finish() -> None:
-            epilogue = self._epilogue([replace(link, lay=out if link.lay == head.lay else link.lay) for link in links], out)
+            epilogue = self._epilogue([replace(link, layout=out if link.layout == head.layout else link.layout) for link in links], out)
             self.stages.append(head.make(out, epilogue, norm, nodes))
-            self.lays[chain.last] = lay
+            self.layouts[chain.last] = layout
 
         self._pending[nodes[-1]] = finish
 
-    def _epilogue(self, links: list[Link], out: Lay) -> Epilogue:
+    def _epilogue(self, links: list[Link], out: Layout) -> Epilogue:
         """The links' operators on a vector `v`, whose rows lie as those of `out`."""
         lines: list[str] = []
         operands: list[Operand] = []
@@ -178,49 +179,55 @@ class Staging:
         for value in link.node.inputs:
             if value is not link.value:
                 names[value] = f"o{len(operands)}"
-                operands = [*operands, self._operand(value, link.lay, step)]
+                operands = [*operands, self._operand(value, link.layout, step)]
         return expressions.text(link.node, names), operands
 
-    def _operand(self, value: Value, out: Lay, step: int) -> Operand:
+    def _operand(self, value: Value, out: Layout, step: int) -> Operand:
         """How an epilogue reads a value, where it stores rows of `out`."""
         if value in self.uses.fixed:
             return self._constant(value, out, step)
-        lay = self.lays[value].broadcast(out.shape)
-        steps = lay.against(out, step) if lay is not None and lay.buffer.is_own else None
-        if lay is None or steps is None:
-            lay = self.copied(self.lays[value], Lay(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride))
+        layout = self.layouts[value].broadcast(out.shape)
+        steps = layout.against(out, step) if layout is not None and layout.buffer.is_own else None
+        if layout is None or steps is None:
+            layout = self.copied(self.layouts[value], Layout(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride))
             steps = (step, 1)
-        return Operand(lay, *steps)
+        return Operand(layout, *steps)
 
-    def _constant(self, value: Value, out: Lay, step: int) -> Operand:
+    def _constant(self, value: Value, out: Layout, step: int) -> Operand:
         """A constant packed as rows, one or as many as there are."""
         shape = _ints(value.shape)
         lacking, channel = len(out.shape) - len(shape), out.channel
         own = (1,) * lacking + shape
         if prod(own) == own[channel]:
             return Operand(self.pack(Plain(value, 1, own[channel], stepped(own[channel]))), 0, int(own[channel] != 1))
-        lay = self.constant_place(value)
-        whole = lay.broadcast(out.shape)
+        layout = self.constant_place(value)
+        whole = layout.broadcast(out.shape)
         whole = there(whole)
-        return Operand(self.copied(whole, Lay(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride)), step, 1)
+        return Operand(self.copied(whole, Layout(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride)), step, 1)
 
-    def constant_place(self, value: Value) -> Lay:
+    def constant_place(self, value: Value) -> Layout:
         """A constant of several dimensions, copied where kernels can read it as any other value."""
         shape = _ints(value.shape)
-        lay = fresh(value.name, shape)
+        layout = fresh(value.name, shape)
         flat = self.pack(Plain(value, 1, prod(shape), stepped(prod(shape))))
-        self.stages.append(Map((flat,), (_contiguous_stride(shape),), (), "x0", lay))
-        return lay
+        self.stages.append(Map((flat,), (_contiguous_stride(shape),), (), "x0", layout))
+        return layout
 
     def _map(self, node: Node) -> None:
-        made = node.outputs[0]
-        made = there(made)
-        shape = _ints(made.shape)
-        alike = next((self.lays[value] for value in node.inputs if value in self.lays and self.lays[value].shape == shape), None)
-        lay = self._for_clone(made) if name_of(node) == "clone" else fresh(made.name, shape) if alike is None else _like(made.name, alike)
+        result = node.outputs[0]
+        result = there(result)
+        shape = _ints(result.shape)
+        alike = next((self.layouts[value] for value in node.inputs if value in self.layouts and self.layouts[value].shape == shape), None)
+        layout = (
+            self._for_clone(result)
+            if name_of(node) == "clone"
+            else fresh(result.name, shape)
+            if alike is None
+            else _like(result.name, alike)
+        )
         names = dict[Value, str]()
         self._done.add(node)
-        inputs: list[Lay | Packed] = []
+        inputs: list[Layout | Packed] = []
         strides: list[tuple[int, ...]] = []
         for value in node.inputs:
             names[value] = f"x{len(inputs)}"
@@ -228,10 +235,10 @@ class Staging:
             inputs.append(place)
             strides.append(stride)
         text = self._norm_text(node, names, inputs, strides) if is_given_norm(node) else expressions.text(node, names)
-        self.stages.append(Map(tuple(inputs), tuple(strides), (f"vec<N> y = {text};",), "y", lay, (node,)))
-        self.lays[made] = lay
+        self.stages.append(Map(tuple(inputs), tuple(strides), (f"vec<N> y = {text};",), "y", layout, (node,)))
+        self.layouts[result] = layout
 
-    def _norm_text(self, node: Node, names: dict[Value, str], inputs: list[Lay | Packed], strides: list[tuple[int, ...]]) -> str:
+    def _norm_text(self, node: Node, names: dict[Value, str], inputs: list[Layout | Packed], strides: list[tuple[int, ...]]) -> str:
         norm, shape = norm_of(node), _ints(node.results[0].shape)
         first = names[node.inputs[0]]
         del inputs[1:], strides[1:]
@@ -240,44 +247,44 @@ class Staging:
             strides.append(tuple(int(dim == 1) for dim in range(len(shape))))
         return f"{first} * x1 + x2"
 
-    def _source(self, value: Value, shape: tuple[int, ...]) -> tuple[Lay | Packed, tuple[int, ...]]:
+    def _source(self, value: Value, shape: tuple[int, ...]) -> tuple[Layout | Packed, tuple[int, ...]]:
         if value not in self.uses.fixed:
-            lay = self.lays[value].broadcast(shape)
-            lay = there(lay)
-            return lay, lay.stride
+            layout = self.layouts[value].broadcast(shape)
+            layout = there(layout)
+            return layout, layout.stride
         own = _ints(value.shape)
         flat = self.pack(Plain(value, 1, prod(own), stepped(prod(own))))
         lacking = len(shape) - len(own)
         stride = tuple(0 if size == 1 else step for size, step in zip(own, _contiguous_stride(own), strict=True))
         return flat, (0,) * lacking + stride
 
-    def _for_clone(self, made: Value) -> Lay:
+    def _for_clone(self, result: Value) -> Layout:
         """Where a copy goes: so that the view that is taken of it lies as kernels like it."""
-        shape, reader = _ints(made.shape), self.uses.only_reader(made)
+        shape, reader = _ints(result.shape), self.uses.only_reader(result)
         if reader is not None and name_of(reader) in ("view", "_unsafe_view", "reshape") and reader.outputs[0] is not None:
-            found = fresh(made.name, _ints(reader.outputs[0].shape)).viewed(shape)
-            if found is not None:
-                return found
+            layout = fresh(result.name, _ints(reader.outputs[0].shape)).viewed(shape)
+            if layout is not None:
+                return layout
         if len(shape) > 4:
-            return _contiguous(made.name, shape)
-        return fresh(made.name, shape)
+            return _contiguous(result.name, shape)
+        return fresh(result.name, shape)
 
-    def in_rows(self, value: Value) -> Lay:
+    def in_rows(self, value: Value) -> Layout:
         """Where a value lies in rows of its last dimension: copied there unless it does already."""
-        lay = self.place(value)
-        lies_so = lay.rows() is not None and lay.channel == len(lay.shape) - 1
-        return lay if lies_so else self.copied(lay, in_rows(f"{value.name}_rows", lay.shape))
+        layout = self.place(value)
+        lies_so = layout.rows() is not None and layout.channel == len(layout.shape) - 1
+        return layout if lies_so else self.copied(layout, in_rows(f"{value.name}_rows", layout.shape))
 
-    def place(self, value: Value) -> Lay:
+    def place(self, value: Value) -> Layout:
         """Where a value lies; a constant is copied there."""
-        return self.constant_place(value) if value in self.uses.fixed else self.lays[value]
+        return self.constant_place(value) if value in self.uses.fixed else self.layouts[value]
 
-    def copied(self, lay: Lay, to: Lay) -> Lay:
-        self.copy(lay, to)
+    def copied(self, layout: Layout, to: Layout) -> Layout:
+        self.copy(layout, to)
         return to
 
-    def copy(self, lay: Lay, to: Lay, nodes: tuple[Node, ...] = ()) -> None:
-        source = lay.broadcast(to.shape)
+    def copy(self, layout: Layout, to: Layout, nodes: tuple[Node, ...] = ()) -> None:
+        source = layout.broadcast(to.shape)
         source = there(source)
         self.stages.append(Map((source,), (source.stride,), (), "x0", to, nodes))
 
@@ -290,39 +297,41 @@ def _ints(sizes: tuple[object, ...]) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)  # type: ignore[call-overload]
 
 
-def _of_argument(value: Value, position: int) -> Lay:
+def _of_argument(value: Value, position: int) -> Layout:
     shape, stride = _ints(value.shape), _ints(value.stride)
     elements = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return Lay(Buffer(value.name, elements, position), shape, stride)
+    return Layout(Buffer(value.name, elements, position), shape, stride)
 
 
 def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def _contiguous(name: str, shape: tuple[int, ...]) -> Lay:
-    return Lay(Buffer(name, prod(shape)), shape, _contiguous_stride(shape))
+def _contiguous(name: str, shape: tuple[int, ...]) -> Layout:
+    return Layout(Buffer(name, prod(shape)), shape, _contiguous_stride(shape))
 
 
-def _span(lay: Lay) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(lay.shape, lay.stride, strict=True)) + stepped(1)
+def _span(layout: Layout) -> int:
+    return 1 + sum((size - 1) * step for size, step in zip(layout.shape, layout.stride, strict=True)) + stepped(1)
 
 
-def _like(name: str, lay: Lay) -> Lay:
+def _like(name: str, layout: Layout) -> Layout:
     """A new place whose dimensions lie in the same order."""
-    order = sorted(range(len(lay.shape)), key=lambda dim: (-lay.stride[dim] if lay.shape[dim] != 1 else 0, dim))
-    channel = lay.channel
-    if 0 in [lay.stride[dim] for dim in order if lay.shape[dim] != 1] or (order and order[-1] != channel and lay.shape[channel] != 1):
-        return fresh(name, lay.shape)
+    order = sorted(range(len(layout.shape)), key=lambda dim: (-layout.stride[dim] if layout.shape[dim] != 1 else 0, dim))
+    channel = layout.channel
+    if 0 in [layout.stride[dim] for dim in order if layout.shape[dim] != 1] or (
+        order and order[-1] != channel and layout.shape[channel] != 1
+    ):
+        return fresh(name, layout.shape)
     order = [dim for dim in order if dim != channel] + [channel]
     stride, step = [1] * len(order), 1
     for dim in reversed(order):
         stride[dim] = step
-        step = stepped(lay.shape[dim]) if dim == channel else step * lay.shape[dim]
-    return Lay(Buffer(name, step), lay.shape, tuple(stride))
+        step = stepped(layout.shape[dim]) if dim == channel else step * layout.shape[dim]
+    return Layout(Buffer(name, step), layout.shape, tuple(stride))
 
 
-def _parts_of(node: Node, whole: Lay) -> Iterator[tuple[Value, Lay]]:
+def _parts_of(node: Node, whole: Layout) -> Iterator[tuple[Value, Layout]]:
     """What is joined, and where in the whole each belongs."""
     parts = node.args[0]
     dim = node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("dim", 0)
@@ -336,6 +345,6 @@ def _parts_of(node: Node, whole: Lay) -> Iterator[tuple[Value, Lay]]:
         at += size
 
 
-def _is_alike(wanted: Lay, out: Lay) -> bool:
+def _is_alike(wanted: Layout, out: Layout) -> bool:
     """Whether rows of one are rows of the other, in the same order."""
     return wanted.channel == out.channel and out.against(wanted, wanted.rows() or 1) is not None

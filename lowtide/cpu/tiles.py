@@ -89,9 +89,11 @@ def transform_of(images: int, side: tuple[int, int], inner: int, columns: int, t
         row = 4 * (tile_side + 2) ** 2 * max(-(-inner // target.lanes) * target.lanes, _MADE_VECTORS * target.lanes)
         blocks = -(-count // max(4, _TILES_BYTES // row))
         ways = _ways(tile_side, count, blocks, columns, target)
-        cycles, made = min(((_transform_cycles(way, count, (inner, columns), target), way) for way in ways), key=lambda each: each[0])
+        cycles, transform = min(
+            ((_transform_cycles(option, count, (inner, columns), target), option) for option in ways), key=lambda each: each[0]
+        )
         if cycles <= _LESS * best[0]:
-            best = cycles, made
+            best = cycles, transform
     return best[1]
 
 
@@ -100,23 +102,23 @@ def _ways(side: int, count: int, blocks: int, columns: int, target: Target) -> l
     threads = target.threads
     shared = min(count, -(-blocks // threads) * threads)
     block = -(-count // shared)
-    found = [Transform(side, block, tile_of(block, columns, replace(target, threads=1)))]
+    transforms = [Transform(side, block, tile_of(block, columns, replace(target, threads=1)))]
     if threads > 1:
         block = -(-count // blocks)
-        found.append(Transform(side, block, tile_of(block, columns, target, panels=True), by_panels=True))
-    return found
+        transforms.append(Transform(side, block, tile_of(block, columns, target, panels=True), by_panels=True))
+    return transforms
 
 
-def _transform_cycles(made: Transform, count: int, channels: tuple[int, int], target: Target) -> float:
+def _transform_cycles(transform: Transform, count: int, channels: tuple[int, int], target: Target) -> float:
     """What a thread takes: cycles of products, of transforms, and of weights that come from afar for each block."""
-    (inner, columns), points = channels, (made.side + 2) ** 2
-    blocks, share = -(-count // made.block), 1.0
-    if made.by_panels:
-        share = _largest_share(_widths(made.tile, columns, target), target.threads)
+    (inner, columns), points = channels, (transform.side + 2) ** 2
+    blocks, share = -(-count // transform.block), 1.0
+    if transform.by_panels:
+        share = _largest_share(_widths(transform.tile, columns, target), target.threads)
     else:
         blocks = -(-blocks // target.threads)
-    products = blocks * points * inner * _cost(made.tile, made.block, columns, target) * share
-    transforms = _TRANSFORM_CYCLES * blocks * made.block * points * (-(-inner // target.lanes) + share * -(-columns // target.lanes))
+    products = blocks * points * inner * _cost(transform.tile, transform.block, columns, target) * share
+    transforms = _TRANSFORM_CYCLES * blocks * transform.block * points * (-(-inner // target.lanes) + share * -(-columns // target.lanes))
     weights = 4 * points * inner * target.width(columns) * share
     again = (blocks - 1) * weights / (_NEAR_RATE if weights <= _NEAR_BYTES else _FAR_RATE)
     return products + transforms + weights / _FIRST_RATE + again
@@ -130,8 +132,8 @@ def _largest_share(widths: Sequence[int], threads: int) -> float:
 
 def _tiles(rows: int, target: Target) -> list[Tile]:
     most, room = min(16, rows), target.registers - target.registers // 16  # compilers need one or two
-    found = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= room]
-    return found or [Tile(1, 1)]
+    tiles = [Tile(mr, nv) for nv in range(1, 7) for mr in range(1, most + 1) if mr * nv + nv + 1 <= room]
+    return tiles or [Tile(1, 1)]
 
 
 def _cost(tile: Tile, rows: int, columns: int, target: Target, far: float = 0.0) -> float:

@@ -32,8 +32,12 @@ class FrameworkOptions:
 
     def for_count(self, count: int, *, on_cpu: bool) -> dict[str, Any]:
         """The arguments for a step over so many batches: each has lengths of its own. On a GPU an arena is for limits alone."""
-        said = self.dynamic
-        dynamic = said if not isinstance(said, Mapping) else {key: axes for at in range(count) for key, axes in _of_batch(said, at)}
+        for_count = self.dynamic
+        dynamic = (
+            for_count
+            if not isinstance(for_count, Mapping)
+            else {key: axes for at in range(count) for key, axes in _of_batch(for_count, at)}
+        )
         shapes, run = self.further.get("shapes", Shapes()), self.further.get("run", Run())
         run = replace(run, arena="auto") if run.arena == "limit" and on_cpu else run
         return {**self.further, "memory": self.memory, "shapes": replace(shapes, dynamic=dynamic), "run": run}
@@ -45,13 +49,13 @@ class FrameworkOptions:
         return replace(self, memory=Memory.of(self.memory).of_peak(step.plan.eager_peak_bytes))
 
 
-def _of_batch(said: Mapping[Any, Any], at: int) -> list[tuple[str, dict[Any, Any]]]:
+def _of_batch(dynamic: Mapping[Any, Any], at: int) -> list[tuple[str, dict[Any, Any]]]:
     """What is said of a batch, for the one at this position of a window: its dimensions get names of their own."""
-    found = []
-    for argument, axes in said.items():
+    entries = []
+    for argument, axes in dynamic.items():
         path = f"[{at}][{argument!r}]"
-        found.append((path, {dim: _named(extents, f"{argument}_{dim}", at) for dim, extents in axes.items()}))
-    return found
+        entries.append((path, {dim: _named(extents, f"{argument}_{dim}", at) for dim, extents in axes.items()}))
+    return entries
 
 
 def _named(extents: Any, name: str, at: int) -> Any:

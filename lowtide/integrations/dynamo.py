@@ -77,30 +77,30 @@ def halves(plan: Decision, results: Sequence[Value], tangents: Collection[Value]
         raise CheckError("expected all of the forward pass before the first node that reads a tangent")
     early = needed | {node for node in nodes[: last + 1] if node not in behind}  # views lie where the order has put them
     first, second = [node for node in nodes if node in early], [node for node in nodes if node not in early]
-    made = {value for node in first for value in node.results} | set(plan.graph.inputs) - set(tangents)
+    first_results = {value for node in first for value in node.results} | set(plan.graph.inputs) - set(tangents)
     read = dict.fromkeys(value for node in second for value in node.inputs)
-    saved = tuple(value for value in dict.fromkeys((*read, *gradients)) if value in made)
+    saved = tuple(value for value in dict.fromkeys((*read, *gradients)) if value in first_results)
     forward = Graph(tuple(each for each in plan.graph.inputs if each not in tangents), tuple(first), (*results, *saved))
     backward = Graph((*saved, *(each for each in plan.graph.inputs if each in tangents)), _within(second), tuple(gradients))
     return _half(forward), _half(backward)
 
 
 def _behind(nodes: Sequence[Node], tangents: set[Value]) -> set[Node]:
-    known, found = set(tangents), set()
+    known, behind = set(tangents), set()
     for node in nodes:
         if any(value in known for value in node.inputs):
             known.update(node.results)
-            found.add(node)
-    return found
+            behind.add(node)
+    return behind
 
 
 def _needed(nodes: Sequence[Node], wanted: set[Value]) -> set[Node]:
-    known, found = set(wanted), set()
+    known, needed = set(wanted), set()
     for node in reversed(nodes):
         if any(value in known for value in node.results):
             known.update(node.inputs)
-            found.add(node)
-    return found
+            needed.add(node)
+    return needed
 
 
 def _within(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -147,19 +147,19 @@ class CompileOptions:
 
 def lowtide(module: fx.GraphModule, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """The backend. Raises CaptureError for sizes that vary, BudgetError where nothing fits in so many bytes."""
-    said, made = CompileOptions.of(options), list[Callable[..., Any]]()
+    compile_options, programs = CompileOptions.of(options), list[Callable[..., Any]]()
 
     def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **further: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        found = _Joint.of(joint, num_fwd_outputs, said)
-        made.extend(found.programs())
-        return found.modules()
+        halves = _Joint.of(joint, num_fwd_outputs, compile_options)
+        programs.extend(halves.programs())
+        return halves.modules()
 
     return aot_module_simplified(  # type: ignore[no-any-return]
         module,
         list(example),
-        fw_compiler=lambda module, inputs: made[0],
-        bw_compiler=lambda module, inputs: made[1],
-        inference_compiler=lambda module, inputs: _Joint.of(module, len(_outputs(module)), said.for_inference).programs()[0],
+        fw_compiler=lambda module, inputs: programs[0],
+        bw_compiler=lambda module, inputs: programs[1],
+        inference_compiler=lambda module, inputs: _Joint.of(module, len(_outputs(module)), compile_options.for_inference).programs()[0],
         partition_fn=partition,
     )
 
@@ -177,7 +177,7 @@ class _Joint:
     held: Mapping[Value, torch.Tensor]  # tensors that the module itself holds
 
     @classmethod
-    def of(cls, module: fx.GraphModule, count: int, said: CompileOptions) -> _Joint:
+    def of(cls, module: fx.GraphModule, count: int, options: CompileOptions) -> _Joint:
         module = _flat(module)
         placeholders = _placeholders(module)
         fakes = [_described(node) for node in placeholders]
@@ -185,19 +185,19 @@ class _Joint:
         meta = tuple(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in fakes)
         stages = Stages(None, False)
         capturing = _Capturing(module.eval(), None, device, stages, names=tuple(node.name for node in placeholders), count=count)
-        machine = Machine(str(device), None, said.workspaces, False, stages)
-        asked = PlanningSettings(Limit.of(said.memory, said.latency), False, Auto(), sweeps_of(said.effort, None))
+        machine = Machine(str(device), None, options.workspaces, False, stages)
+        settings = PlanningSettings(Limit.of(options.memory, options.latency), False, Auto(), sweeps_of(options.effort, None))
         with torch.no_grad():
-            plan = _planned(StepMaker(capturing, machine, asked, None, stages), meta)
-        if said.told is not None:
-            said.told(plan)
+            plan = _planned(StepMaker(capturing, machine, settings, None, stages), meta)
+        if options.told is not None:
+            options.told(plan)
         captured = capturing.seen[-1]
         values = {capturing.names[int(slot.path[0])]: value for value, slot in _pairs(captured) if slot.table == "batch"}
-        held = {value: _held(module, captured, slot) for value, slot in _pairs(captured) if slot.table != "batch"}
+        constants = {value: _held(module, captured, slot) for value, slot in _pairs(captured) if slot.table != "batch"}
         results = _by_output(module, plan.graph.outputs)
         tangents = [value for name, value in values.items() if name.startswith(_TANGENT)]
         there = [value for value in results[:count] if value is not None], [value for value in results[count:] if value is not None]
-        return cls(module, count, values, results, *halves(plan, there[0], tangents, there[1]), held)
+        return cls(module, count, values, results, *halves(plan, there[0], tangents, there[1]), constants)
 
     @property
     def saved(self) -> tuple[Value, ...]:
@@ -213,7 +213,7 @@ class _Joint:
         results = [*self.results[: self.count], *self.saved]
         return self._runs(self.first, primals, results), self._runs(self.second, [*self.saved, *tangents], self.results[self.count :])
 
-    def _runs(self, half: Half, given: Sequence[Value | None], asked: Sequence[Value | None]) -> Callable[..., Any]:
+    def _runs(self, half: Half, given: Sequence[Value | None], outputs: Sequence[Value | None]) -> Callable[..., Any]:
         """A half as a function from what it is given to what is asked of it."""
         program = Program(lower(half), gradients=False, autocast_devices=("cpu",))
         at = {value: position for position, value in enumerate(given) if value is not None}
@@ -222,8 +222,8 @@ class _Joint:
         def run(inputs: list[Any]) -> list[Any]:
             ordered = [self.held[value] if value in self.held else inputs[at[value]] for value in half.graph.inputs]
             inputs.clear()
-            made = program(ordered)
-            return [None if value is None else made[out[value]] for value in asked]
+            results = program(ordered)
+            return [None if value is None else results[out[value]] for value in outputs]
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
@@ -254,13 +254,13 @@ def _planned(maker: StepMaker, batch: tuple[Any, ...], warned: bool = False) -> 
     try:
         return maker.plan_of_most_steps(batch, {})[1]
     except BudgetError as error:
-        memory = maker.asked.limit.memory
+        memory = maker.settings.limit.memory
         if memory is None or (memory.share is None and not warned):
             raise
         if not warned:
             _log.warning("a graph of torch.compile cannot keep to %.0f%% of its own peak; the least is used", 100 * (memory.share or 0))
-        least = replace(maker.asked, limit=Limit(Memory(error.smallest_peak_bytes)))
-        return _planned(replace(maker, asked=least), batch, warned=True)
+        least = replace(maker.settings, limit=Limit(Memory(error.smallest_peak_bytes)))
+        return _planned(replace(maker, settings=least), batch, warned=True)
 
 
 @dataclass(frozen=True)
@@ -289,8 +289,8 @@ def _pairs(captured: CapturedStep) -> list[tuple[Value, Any]]:
 def _held(module: fx.GraphModule, captured: CapturedStep, slot: Any) -> torch.Tensor:
     """A tensor that the traced module holds, or closes over."""
     if slot.table == "constant":
-        found: torch.Tensor = captured.constants[int(slot.path[0])]
-        return found
+        constant: torch.Tensor = captured.constants[int(slot.path[0])]
+        return constant
     path, _, name = str(slot.path[0]).rpartition(".")
     tensor: torch.Tensor = getattr(module.get_submodule(path), name)
     return tensor

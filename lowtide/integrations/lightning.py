@@ -137,12 +137,12 @@ class LowtideStrategy(SingleDeviceStrategy):
         with reads.instead_of_the_trainer(module):
             results, clipped = self._steps.run(batches, loss=self._loss(positions), after_backward=self._clip, scaler=scaler)
         self._updates += 1
-        for each, (*_, made) in zip(batches, results, strict=True):
+        for each, (*_, calls) in zip(batches, results, strict=True):
             logged = module.trainer._results
             logged.batch, logged.batch_size = each["batch"], None  # a mean over the epoch weighs a log by its own batch
-            notes.run(made, module)
-        for hook, made in (clipped or {}).items():
-            notes.run(made, module, hook)
+            notes.run(calls, module)
+        for hook, calls in (clipped or {}).items():
+            notes.run(calls, module, hook)
         _, loss, beside, _ = results[-1]
         return loss if beside is None else {**beside, "loss": loss}
 
@@ -150,7 +150,7 @@ class LowtideStrategy(SingleDeviceStrategy):
         """The module's training step, with what it does beside."""
 
         def loss(module: LightningModule, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any, list[Any]]:
-            with Notes(module).taken() as made, self.precision_plugin.train_step_context():
+            with Notes(module).taken() as calls, self.precision_plugin.train_step_context():
                 returned = module.training_step(batch, *[notes.position() for _ in range(positions)])
             if returned is None:
                 raise CaptureError("training_step returned None: a captured step cannot skip a batch; filter the data instead")
@@ -158,7 +158,7 @@ class LowtideStrategy(SingleDeviceStrategy):
             value, beside = (returned["loss"], dict(returned)) if isinstance(returned, Mapping) else (returned, None)
             if beside is not None:
                 del beside["loss"]
-            return value / module.trainer.accumulate_grad_batches, value, beside, made
+            return value / module.trainer.accumulate_grad_batches, value, beside, calls
 
         return loss
 

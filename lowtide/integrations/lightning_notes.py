@@ -235,15 +235,15 @@ class TrainerReads:
         for name in _EACH_READS:  # what is read first by a program has it captured twice
             getattr(self.trainer, name)
 
-    def note(self, text: str, way: Callable[[], Any]) -> Any:
+    def note(self, text: str, read: Callable[[], Any]) -> Any:
         """The value at the end of a way, which is looked at again at each step."""
-        self.values[text] = value = self._ways.setdefault(text, way)()
+        self.values[text] = value = self._ways.setdefault(text, read)()
         return value
 
     @contextmanager
     def instead_of_the_trainer(self, module: LightningModule) -> Iterator[None]:
         """All is looked at again; modules have a trainer meanwhile of which every read is noted."""
-        self.values.update({text: _now(way) for text, way in self._ways.items()})
+        self.values.update({text: _now(read) for text, read in self._ways.items()})
         modules = [each for each in module.modules() if isinstance(each, LightningModule)]
         trainers = [each.__dict__["_trainer"] for each in modules]
         for each in modules:
@@ -255,9 +255,9 @@ class TrainerReads:
                 each.__dict__["_trainer"] = own
 
 
-def _now(way: Callable[[], Any]) -> Any:
+def _now(read: Callable[[], Any]) -> Any:
     try:
-        return way()
+        return read()
     except Exception:  # of whatever a property or an item raises: the program has seen it when it was there
         return "not there"
 
@@ -265,8 +265,8 @@ def _now(way: Callable[[], Any]) -> Any:
 class SeenTrainer:
     """Stands for the trainer, or for what it holds: numbers and texts are noted, what holds them is another one of these."""
 
-    def __init__(self, reads: TrainerReads, text: str, way: Callable[[], Any]) -> None:
-        self.__dict__.update(_reads=reads, _text=text, _way=way)
+    def __init__(self, reads: TrainerReads, text: str, read: Callable[[], Any]) -> None:
+        self.__dict__.update(_reads=reads, _text=text, _way=read)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -310,11 +310,11 @@ class SeenTrainer:
             "hook (on_train_batch_end)"
         )
 
-    def _further(self, text: str, way: Callable[[], Any]) -> Any:
-        found = way()
-        if isinstance(found, _AS_IT_IS):
-            return found
-        return self._noted(text, way) if isinstance(found, _PLAIN) else SeenTrainer(self._reads, text, way)
+    def _further(self, text: str, read: Callable[[], Any]) -> Any:
+        item = read()
+        if isinstance(item, _AS_IT_IS):
+            return item
+        return self._noted(text, read) if isinstance(item, _PLAIN) else SeenTrainer(self._reads, text, read)
 
-    def _noted(self, text: str, way: Callable[[], Any]) -> Any:
-        return self._reads.note(text, way)
+    def _noted(self, text: str, read: Callable[[], Any]) -> Any:
+        return self._reads.note(text, read)

@@ -188,9 +188,9 @@ def _loss_of(trainer: Any) -> Callable[..., torch.Tensor]:
 
 def _is_scaled(trainer: Any, count: torch.Tensor | int | None) -> bool:
     """Whether the loss of a batch is its share of the update's already."""
-    said = getattr(trainer, "loss_is_scaled_for_ga", None)
-    if said is not None:
-        return bool(said)
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if scaled is not None:
+        return bool(scaled)
     return (trainer.model_accepts_loss_kwargs and count is not None) or trainer.compute_loss_func is not None
 
 
@@ -254,15 +254,15 @@ def _refuse_callbacks(trainer: Trainer) -> None:
             )
 
 
-def _refuse_unfinished(trainer: Trainer, found: int) -> None:
+def _refuse_unfinished(trainer: Trainer, count: int) -> None:
     """Raise CaptureError for an update of which the data's end is a part: without their length Trainer does not see it come.
 
     It makes no step then, and adds those gradients to the first update of the next epoch.
     """
     wanted = trainer.args.gradient_accumulation_steps
-    if found < wanted and not has_length(trainer.callback_handler.train_dataloader):
+    if count < wanted and not has_length(trainer.callback_handler.train_dataloader):
         raise CaptureError(
-            f"the data ended after {found} of the {wanted} batches of an update, and have no length: Trainer would add their gradients to "
+            f"the data ended after {count} of the {wanted} batches of an update, and have no length: Trainer would add their gradients to "
             "the next epoch's first update, and a step of lowtide is whole; give the data a length, or let them end after a multiple of "
             f"{wanted} batches"
         )

@@ -61,9 +61,9 @@ class Loop:
     @classmethod
     def of(cls, node: Node) -> Loop:
         """Raises CheckError for a node that does not have the form of one."""
-        said = dict(node.kwargs)
-        along, into, extent, part = (said.pop(name, None) for name in ("along", "into", "extent", "part"))
-        if node.op != LOOP or node.body is None or said or len(node.body.dimensions) != 1:
+        options = dict(node.kwargs)
+        along, into, extent, part = (options.pop(name, None) for name in ("along", "into", "extent", "part"))
+        if node.op != LOOP or node.body is None or options or len(node.body.dimensions) != 1:
             raise CheckError(
                 f"{node.op}: expected a loop with a body over one dimension, along=, into=, extent= and part=, got another node"
             )
@@ -128,15 +128,15 @@ class Region:
     @classmethod
     def of(cls, node: Node) -> Region:
         """Raises CheckError for a node that does not have the form of one."""
-        said = dict(node.kwargs)
-        fixed, arena_bytes, packed_bytes = (said.pop(name, None) for name in ("fixed", "arena_bytes", "packed_bytes"))
-        by, joined = said.pop("by", ""), said.pop("joined", ())
+        options = dict(node.kwargs)
+        fixed, arena_bytes, packed_bytes = (options.pop(name, None) for name in ("fixed", "arena_bytes", "packed_bytes"))
+        by, joined = options.pop("by", ""), options.pop("joined", ())
         ints = [each for each in fixed if isinstance(each, int)] if isinstance(fixed, tuple) else None
         numbers = [each for each in joined if isinstance(each, int)] if isinstance(joined, tuple) else None
         if (
             node.op != REGION
             or node.body is None
-            or said
+            or options
             or by not in ("", INDUCTOR)
             or ints is None
             or numbers is None

@@ -39,18 +39,18 @@ def _data_and_control(graph: Graph, reads: list[tuple[Value, ...]]) -> list[set[
     index_of = {node: index for index, node in enumerate(graph.nodes)}
     before: list[set[int]] = []
     for index, node in enumerate(graph.nodes):
-        found = set()
+        predecessors = set()
         for value in reads[index]:
             if value not in makers:
-                made = "expected an input of the graph or a result of a node"
-                raise CheckError(f"{_name(index, node)} reads {value.name}: {made}, got a value that is neither")
-            found.add(makers[value])
+                expectation = "expected an input of the graph or a result of a node"
+                raise CheckError(f"{_name(index, node)} reads {value.name}: {expectation}, got a value that is neither")
+            predecessors.add(makers[value])
         for other in node.after:
             if other not in index_of:
                 raise CheckError(f"{_name(index, node)} comes after {other.op}: expected a node of this graph, got one outside of it")
-            found.add(index_of[other])
-        found.discard(_INPUT)
-        before.append(found)
+            predecessors.add(index_of[other])
+        predecessors.discard(_INPUT)
+        before.append(predecessors)
     return before
 
 
@@ -92,8 +92,10 @@ def _writers(graph: Graph) -> dict[_Version, tuple[int, int]]:
         for before, after in node.writes:
             version = (after.storage, after.version)
             if version in writers:
-                made = f"makes version {after.version} of {after.storage.name}"
-                raise CheckError(f"{_name(index, node)} {made}: expected the next version, got one that node {writers[version][0]} makes")
+                statement = f"makes version {after.version} of {after.storage.name}"
+                raise CheckError(
+                    f"{_name(index, node)} {statement}: expected the next version, got one that node {writers[version][0]} makes"
+                )
             writers[version] = (index, before.version)
     return writers
 

@@ -27,10 +27,10 @@ A node may own a body, a graph of its own that it runs; `ir.bodies` says what be
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import Size
@@ -146,10 +146,10 @@ class Node:
     results: tuple[Value, ...] = field(init=False, repr=False)  # what exists once it has run: outputs, new versions of what it wrote
 
     def __post_init__(self) -> None:
-        found = dict.fromkeys(values_of((*self.args, *(arg for _, arg in self.kwargs))))
-        object.__setattr__(self, "inputs", tuple(found))
-        made = self.outputs if None not in self.outputs else (value for value in self.outputs if value is not None)
-        object.__setattr__(self, "results", (*made, *(after for _, after in self.writes)))
+        inputs = dict.fromkeys(values_of((*self.args, *(arg for _, arg in self.kwargs))))
+        object.__setattr__(self, "inputs", tuple(inputs))
+        results = self.outputs if None not in self.outputs else (value for value in self.outputs if value is not None)
+        object.__setattr__(self, "results", (*results, *(after for _, after in self.writes)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -175,6 +175,18 @@ def values_of(arg: Arg) -> list[Value]:
     if isinstance(arg, Value):
         return [arg]
     return [value for item in arg for value in values_of(item)] if isinstance(arg, tuple) else []
+
+
+def with_values(arg: Arg, new: Callable[[Value], Any]) -> Any:
+    """An argument with something else in the place of each value within."""
+    if isinstance(arg, Value):
+        return new(arg)
+    return tuple(with_values(item, new) for item in arg) if isinstance(arg, tuple) else arg
+
+
+def arguments(node: Node, new: Callable[[Value], Any]) -> dict[str, Any]:
+    """What a node is given, with something else in the place of each value: as `replace` takes it."""
+    return {"args": with_values(node.args, new), "kwargs": tuple((name, with_values(arg, new)) for name, arg in node.kwargs)}
 
 
 @dataclass(frozen=True, eq=False)

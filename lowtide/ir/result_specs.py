@@ -48,7 +48,7 @@ def differ(thought: Results, real: Results) -> bool:
     """Whether a call gives otherwise than thought, of what is known of both."""
     if len(thought) != len(real):
         return False
-    return any(mine is not None and look is not None and mine != look for mine, look in zip(thought, real, strict=True))
+    return any(mine is not None and real_spec is not None and mine != real_spec for mine, real_spec in zip(thought, real, strict=True))
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], two: Sequence[int]) -> bool:
@@ -115,5 +115,5 @@ def of_fields(fields: object) -> ResultSpec | None:
     return ResultSpec(dtype, tuple(shape), tuple(stride), offset, nbytes, device)
 
 
-def _fields(made: ResultSpec) -> list[object]:
-    return [made.dtype, list(made.shape), list(made.stride), made.offset, made.nbytes, made.device]
+def _fields(spec: ResultSpec) -> list[object]:
+    return [spec.dtype, list(spec.shape), list(spec.stride), spec.offset, spec.nbytes, spec.device]

@@ -67,12 +67,12 @@ def holds(item: Any, is_wanted: Callable[[Any], bool]) -> bool:
     seen: set[int] = set()
     waiting = [item]
     while waiting:
-        found = waiting.pop()
-        if is_wanted(found):
+        part = waiting.pop()
+        if is_wanted(part):
             return True
-        if type(found) not in _PLAIN and id(found) not in seen:
-            seen.add(id(found))
-            waiting.extend(pieces(found))
+        if type(part) not in _PLAIN and id(part) not in seen:
+            seen.add(id(part))
+            waiting.extend(pieces(part))
     return False
 
 
@@ -194,11 +194,11 @@ def _filled_list(kind: Any, items: list[Any]) -> Any:
 
 def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[[list[Any]], Any]) -> OpenedContainer:
     """A container of a class of its own: attributes that hold tensors are children too, others are handed on as they are."""
-    held = {id(child) for _, child in children}
-    found = {name: item for name, item in attributes_of(tree).items() if not (name == "data" and isinstance(tree, collections.UserDict))}
-    opened = [name for name, item in found.items() if id(item) not in held and holds_tensors(item)]
-    linked = {name: [id(child) for _, child in children].index(id(item)) for name, item in found.items() if id(item) in held}
-    own = {name: item for name, item in found.items() if name not in opened and name not in linked}
+    child_ids = {id(child) for _, child in children}
+    of_tree = {name: item for name, item in attributes_of(tree).items() if not (name == "data" and isinstance(tree, collections.UserDict))}
+    opened = [name for name, item in of_tree.items() if id(item) not in child_ids and holds_tensors(item)]
+    linked = {name: [id(child) for _, child in children].index(id(item)) for name, item in of_tree.items() if id(item) in child_ids}
+    own = {name: item for name, item in of_tree.items() if name not in opened and name not in linked}
 
     def make_all(items: list[Any]) -> Any:
         new = make(items[: len(items) - len(opened)])
@@ -206,7 +206,7 @@ def _with_attributes(tree: Any, children: list[tuple[str, Any]], make: Callable[
         _set_attributes(new, {**attributes, **dict(zip(opened, items[len(items) - len(opened) :], strict=True))})
         return new
 
-    return OpenedContainer([*children, *((f".{name}", found[name]) for name in opened)], make_all)
+    return OpenedContainer([*children, *((f".{name}", of_tree[name]) for name in opened)], make_all)
 
 
 def _open_object(tree: Any, names: list[str]) -> OpenedContainer | None:
@@ -229,9 +229,9 @@ def _open_object(tree: Any, names: list[str]) -> OpenedContainer | None:
 def attributes_of(item: Any) -> dict[str, Any]:
     """An object's own attributes, in its dictionary and in slots."""
     slots = [name for kind in type(item).__mro__ for name in _slots_of(kind)]
-    found = {name: getattr(item, name) for name in slots if hasattr(item, name)}
+    attributes = {name: getattr(item, name) for name in slots if hasattr(item, name)}
     own = getattr(item, "__dict__", None)
-    return found | own if isinstance(own, dict) and own is not item else found
+    return attributes | own if isinstance(own, dict) and own is not item else attributes
 
 
 def _slots_of(kind: type) -> list[str]:

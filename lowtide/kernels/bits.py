@@ -67,13 +67,13 @@ def masked(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 def masked_out(x: torch.Tensor, bits: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """The same, into a tensor that may be `x`."""
-    given, made = _flat(x), _flat(out)
+    given, results = _flat(x), _flat(out)
     if _by_kernels(x):
-        _select(bits.numpy(), _words(given), _words(made))
+        _select(bits.numpy(), _words(given), _words(results))
         return out
     none = torch.zeros((), dtype=x.dtype, device=x.device)
     for rows, chunk in _chunks(given):
-        torch.where(_flags(bits[rows], chunk.numel()), chunk, none, out=made[8 * rows.start :][: chunk.numel()])
+        torch.where(_flags(bits[rows], chunk.numel()), chunk, none, out=results[8 * rows.start :][: chunk.numel()])
     return out
 
 
@@ -84,15 +84,15 @@ def masked_mul(x: torch.Tensor, bits: torch.Tensor, keep: float) -> torch.Tensor
 
 def masked_mul_out(x: torch.Tensor, bits: torch.Tensor, keep: float, *, out: torch.Tensor) -> torch.Tensor:
     """The same, into a tensor that may be `x`."""
-    given, made = _flat(x), _flat(out)
+    given, results = _flat(x), _flat(out)
     factor = torch.ones(1, dtype=x.dtype, device=x.device).div_(keep)  # by the kernel that eager divides a mask with
     if _by_kernels(x) and x.dtype in _NUMBERS:
-        _multiply(bits.numpy(), given.numpy(), factor.numpy(), made.numpy())
+        _multiply(bits.numpy(), given.numpy(), factor.numpy(), results.numpy())
         return out
     factors = x.new_empty(min(x.numel(), _at_once(x)))
     for rows, chunk in _chunks(given):
         _fill(bits[rows], factor, factors[: chunk.numel()])
-        torch.mul(chunk, factors[: chunk.numel()], out=made[8 * rows.start :][: chunk.numel()])
+        torch.mul(chunk, factors[: chunk.numel()], out=results[8 * rows.start :][: chunk.numel()])
     return out
 
 

@@ -30,19 +30,19 @@ _AT_ONCE = 2**16  # elements, of other types on a CPU: so that they stay in the 
 def layer_norm_backward(grad: torch.Tensor, y: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """Like `y`, which lies row by row, as does `grad`; `rstd` has an extent of 1 along the dimensions that were normed."""
     rows, out = rstd.numel(), torch.empty_like(y)
-    given, made, into, scale = grad.view(rows, -1), y.view(rows, -1), out.view(rows, -1), rstd.view(rows, 1)
+    given, normed, into, scale = grad.view(rows, -1), y.view(rows, -1), out.view(rows, -1), rstd.view(rows, 1)
     if y.device.type == "cpu" and not SWITCHED_OFF and y.dtype in _NUMBERS and rstd.dtype == y.dtype:
-        _gradients(given.numpy(), made.numpy(), scale.view(-1).numpy(), into.numpy())
+        _gradients(given.numpy(), normed.numpy(), scale.view(-1).numpy(), into.numpy())
         return out
-    step = max(1, _AT_ONCE // max(1, made.shape[1])) if y.device.type == "cpu" else rows
+    step = max(1, _AT_ONCE // max(1, normed.shape[1])) if y.device.type == "cpu" else rows
     none, one = torch.zeros_like(scale[:step]), torch.ones_like(scale[:step])
     for begin in range(0, rows, step):
         chunk = slice(begin, begin + step)
-        count, width = len(scale[chunk]), made.shape[1]
-        found = torch.ops.aten.native_layer_norm_backward(
-            given[chunk], made[chunk], [width], none[:count], one[:count], None, None, [True, False, False]
+        count, width = len(scale[chunk]), normed.shape[1]
+        gradients = torch.ops.aten.native_layer_norm_backward(
+            given[chunk], normed[chunk], [width], none[:count], one[:count], None, None, [True, False, False]
         )[0]
-        torch.mul(found, scale[chunk], out=into[chunk])
+        torch.mul(gradients, scale[chunk], out=into[chunk])
     return out
 
 
@@ -53,20 +53,20 @@ def _gradients(grad: Any, y: Any, rstd: Any, out: Any) -> None:
     whole = width // _LANES * _LANES
     sums, products = np.empty(_LANES, grad.dtype), np.empty(_LANES, grad.dtype)
     for row in range(rows):
-        given, made, into = grad[row], y[row], out[row]
+        given, normed, into = grad[row], y[row], out[row]
         sums[:] = 0
         products[:] = 0
         for begin in range(0, whole, _LANES):
-            one, other = given[begin : begin + _LANES], made[begin : begin + _LANES]
+            one, other = given[begin : begin + _LANES], normed[begin : begin + _LANES]
             for at in range(_LANES):
                 sums[at] += one[at]
                 products[at] += one[at] * other[at]
         for at in range(whole, width):
             sums[at - whole] += given[at]
-            products[at - whole] += given[at] * made[at]
+            products[at - whole] += given[at] * normed[at]
         mean, share, scale = sums.sum() / width, products.sum() / width, rstd[row]
         for at in range(width):
-            into[at] = scale * (given[at] - mean - made[at] * share)
+            into[at] = scale * (given[at] - mean - normed[at] * share)
 
 
 define("layer_norm_backward(Tensor grad, Tensor result, Tensor rstd) -> Tensor", layer_norm_backward)

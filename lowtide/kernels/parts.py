@@ -31,8 +31,8 @@ def own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:
     count = -(-whole.numel() // parts)
     begin = RANK_OF.get(group, 0) * count
     mine = whole.new_zeros(count) if whole.numel() % parts else whole.new_empty(count)
-    found = whole.reshape(-1)[begin : begin + count]
-    mine[: len(found)] = found
+    part = whole.reshape(-1)[begin : begin + count]
+    mine[: len(part)] = part
     return mine
 
 

@@ -25,11 +25,11 @@ def pool_places(indices: torch.Tensor, extents: list[int], stride: list[int], pa
     places = torch.empty_like(indices, dtype=dtype)
     begins = _begins(indices.shape[-len(extents) :], extents, stride, padding, indices.device)
     for chunk in _chunks(indices, len(extents)):
-        given, made = _planes(indices, chunk, len(extents)), _planes(places, chunk, len(extents))
+        given, chunk_places = _planes(indices, chunk, len(extents)), _planes(places, chunk, len(extents))
         if _by_kernels(indices):
-            _behind(given.reshape(-1).numpy(), begins.reshape(-1).numpy(), made.view(-1).numpy())
+            _behind(given.reshape(-1).numpy(), begins.reshape(-1).numpy(), chunk_places.view(-1).numpy())
         else:
-            made.copy_(given - begins)
+            chunk_places.copy_(given - begins)
     return places
 
 
@@ -44,11 +44,11 @@ def max_pool2d_backward(
         _add_up(grad.view(-1).numpy(), places.view(-1).numpy(), begins.reshape(-1).numpy(), out.view(-1).numpy())
         return out
     for chunk in _chunks(places, 2):
-        gradient, made = _planes(grad, chunk, 2), _planes(out, chunk, 2)
+        gradient, chunk_out = _planes(grad, chunk, 2), _planes(out, chunk, 2)
         indices = _indices(_planes(places, chunk, 2), begins)
-        like = grad.new_empty(()).expand(made.shape)  # only its shape is asked for
+        like = grad.new_empty(()).expand(chunk_out.shape)  # only its shape is asked for
         torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-            gradient, like, kernel_size, stride, padding, dilation, ceil_mode, indices, grad_input=made
+            gradient, like, kernel_size, stride, padding, dilation, ceil_mode, indices, grad_input=chunk_out
         )
     return out
 
@@ -64,11 +64,11 @@ def _indices(places: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
 
 def _begins(counts: torch.Size, extents: list[int], stride: list[int], padding: list[int], device: torch.device) -> torch.Tensor:
     """[spatial] the index of the first element that each window may have."""
-    found = torch.zeros((), dtype=torch.int64, device=device)
+    begins = torch.zeros((), dtype=torch.int64, device=device)
     for count, extent, step, pad in zip(counts, extents, stride, padding, strict=True):
         first = torch.arange(count, device=device).mul_(step).sub_(pad).clamp_(min=0)
-        found = found.unsqueeze(-1) * extent + first
-    return found
+        begins = begins.unsqueeze(-1) * extent + first
+    return begins
 
 
 def _chunks(indices: torch.Tensor, spatial: int) -> Iterator[slice]:
@@ -90,18 +90,18 @@ def _by_kernels(x: torch.Tensor) -> bool:
 def _behind(indices: Any, begins: Any, places: Any) -> None:
     """What the indices of planes, one after another, are behind the beginnings of their windows."""
     for first in range(0, len(indices), len(begins)):
-        given, made = indices[first : first + len(begins)], places[first : first + len(begins)]
+        given, places_there = indices[first : first + len(begins)], places[first : first + len(begins)]
         for at in range(len(begins)):
-            made[at] = given[at] - begins[at]
+            places_there[at] = given[at] - begins[at]
 
 
 @kernel(nogil=True)
 def _ahead(places: Any, begins: Any, indices: Any) -> None:
     """The indices of planes, one after another, from their places."""
     for first in range(0, len(places), len(begins)):
-        given, made = places[first : first + len(begins)], indices[first : first + len(begins)]
+        given, indices_there = places[first : first + len(begins)], indices[first : first + len(begins)]
         for at in range(len(begins)):
-            made[at] = given[at] + begins[at]
+            indices_there[at] = given[at] + begins[at]
 
 
 @kernel(nogil=True)
@@ -111,10 +111,14 @@ def _add_up(gradients: Any, places: Any, begins: Any, out: Any) -> None:
     extent = len(out) * count // max(1, len(gradients))  # of a plane
     for plane in range(len(gradients) // count if count else 0):
         first = plane * count
-        given, where, made = gradients[first : first + count], places[first : first + count], out[plane * extent : (plane + 1) * extent]
-        made[:] = 0
+        given, where, plane_out = (
+            gradients[first : first + count],
+            places[first : first + count],
+            out[plane * extent : (plane + 1) * extent],
+        )
+        plane_out[:] = 0
         for at in range(count):
-            made[begins[at] + where[at]] += given[at]
+            plane_out[begins[at] + where[at]] += given[at]
 
 
 define("pool_places(Tensor indices, int[] extents, int[] stride, int[] padding, ScalarType dtype) -> Tensor", pool_places)

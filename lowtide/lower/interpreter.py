@@ -25,16 +25,16 @@ Regions = Mapping[str, Callable[..., Sequence[Any]]]
 
 def watched(graph: Graph, inputs: Sequence[Any], order: Sequence[int] | None = None, regions: Regions | None = None) -> list[Any]:
     """The outputs. Raises FormatError naming the node, for what looks otherwise, and for what torch refuses."""
-    made: dict[Value, Any] = {}
+    values: dict[Value, Any] = {}
     for value, tensor in zip(graph.inputs, inputs, strict=True):
-        made[value] = looked_at(value, tensor)
+        values[value] = looked_at(value, tensor)
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C._AutoDispatchBelowAutograd():
         for index in range(len(graph.nodes)) if order is None else order:
             node = graph.nodes[index]
-            for output, result in zip(node.outputs, _results(node, made, regions or {}), strict=True):
+            for output, result in zip(node.outputs, _results(node, values, regions or {}), strict=True):
                 if output is not None:
-                    made[output] = looked_at(output, result)
-    return [made[value] for value in graph.outputs]
+                    values[output] = looked_at(output, result)
+    return [values[value] for value in graph.outputs]
 
 
 def looked_at(value: Value, tensor: Any) -> Any:
@@ -44,23 +44,23 @@ def looked_at(value: Value, tensor: Any) -> Any:
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
     dtype, shape, stride = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
     if not plain or (dtype, shape) != (value.dtype, value.shape) or not same_strides(shape, stride, value.stride):
-        said = f"{value.dtype}{list(value.shape)}, strides {list(value.stride)}"
-        raise FormatError(f"{value.name}: expected {said}, as the graph says, got {dtype}{list(shape)}, strides {list(stride)}")
+        expected = f"{value.dtype}{list(value.shape)}, strides {list(value.stride)}"
+        raise FormatError(f"{value.name}: expected {expected}, as the graph says, got {dtype}{list(shape)}, strides {list(stride)}")
     return tensor
 
 
-def _results(node: Node, made: Mapping[Value, Any], regions: Regions) -> Sequence[Any]:
-    args, said = [argument(arg, made) for arg in node.args], {key: argument(arg, made) for key, arg in node.kwargs}
+def _results(node: Node, values: Mapping[Value, Any], regions: Regions) -> Sequence[Any]:
+    args, kwargs = [argument(arg, values) for arg in node.args], {key: argument(arg, values) for key, arg in node.kwargs}
     if is_region(node):
         return regions[node.results[0].name](*args)
     called = operator(node.op)
     try:
-        found = called(*args, **said)
+        made_here = called(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
     returns = called._schema.returns
     several = len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
-    results = tuple(found) if several else (found,)
+    results = tuple(made_here) if several else (made_here,)
     if len(results) != len(node.outputs):
         raise FormatError(f"{node.op}: expected {len(node.outputs)} results, as the graph says, got {len(results)}")
     return results

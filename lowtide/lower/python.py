@@ -94,12 +94,12 @@ class Sizes:
         what is no dimension of the graph.
         """
         arguments = (arg for node in graph.nodes for arg in (*node.args, *(arg for _, arg in node.kwargs)))
-        asked: dict[Any, None] = dict.fromkeys(size for arg in arguments for size in sizes_of_arg(arg))
-        needed = {str(symbol) for size in asked for symbol in size.free_symbols}
+        sizes: dict[Any, None] = dict.fromkeys(size for arg in arguments for size in sizes_of_arg(arg))
+        needed = {str(symbol) for size in sizes for symbol in size.free_symbols}
         bound = {each.name: fresh(each.name) for each in graph.dimensions if each.name in needed}
         lines = [f"{bound[each.name]} = {_extent(each, graph, variables)}" for each in graph.dimensions if each.name in bound]
         names: dict[Size, str] = {each.symbol: bound[each.name] for each in graph.dimensions if each.name in bound}
-        for size, text in ((size, python_text(size, bound)) for size in asked if size not in names):
+        for size, text in ((size, python_text(size, bound)) for size in sizes if size not in names):
             names[size] = fresh(f"n{len(names) - len(bound)}")
             lines.append(f"{names[size]} = {text}")
         return cls(names, tuple(lines), tuple(name for name in CALLED if any(f"{name}(" in line for line in lines)))
@@ -169,12 +169,12 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
         yield "    inputs.clear()  # some are given away", -1
     for line in sizes.lines:
         yield f"    {line}", -1
-    made, writes = set(graph.inputs), Writes.of(plan, dying)
+    defined, writes = set(graph.inputs), Writes.of(plan, dying)
     for position, index in enumerate(plan.order):
         node, reuse = graph.nodes[index], plan.reuses[index]
         run: Iterable[str] | None = writes.lines(position, node, names)
         if run is None:
-            run = _stop(node, graph, made, names) if node.op == STOP else _run(node, reuse, names, offloaded, fresh)
+            run = _stop(node, graph, defined, names) if node.op == STOP else _run(node, reuse, names, offloaded, fresh)
         for line in (
             *transfers.waits(arrivals.before.get(position, ()), names),
             *run,
@@ -182,7 +182,7 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
             *releases(dying[position], names, node, reuse),
         ):
             yield f"    {line}", position
-        made.update(node.results)
+        defined.update(node.results)
     yield f"    return [{', '.join(names[value] for value in graph.outputs)}]", len(plan.order)
     yield "", -1
 
@@ -193,9 +193,9 @@ def _run(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded, f
     return region_lines(node, names) if is_region(node) else statements(node, reuse, names, offloaded)
 
 
-def _stop(node: Node, graph: Graph, made: set[Value], names: Names) -> Iterator[str]:
+def _stop(node: Node, graph: Graph, defined: set[Value], names: Names) -> Iterator[str]:
     """The line that may end the program: with a tuple, and None for an output that is not made yet."""
-    outputs = "".join(f"{names[value] if value in made else None}, " for value in graph.outputs)
+    outputs = "".join(f"{names[value] if value in defined else None}, " for value in graph.outputs)
     yield f"if {text_of(node.args[0], names)}: return ({outputs})"
 
 

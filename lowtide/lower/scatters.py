@@ -69,10 +69,10 @@ def _overload(node: Node, scatter: Node) -> str | None:
     base, update, *where = scatter.args
     if node.writes or node.body is not None or is_random(node) or node.outputs != (update,) or not node.op.startswith("aten."):
         return None
-    first, made = node.args[0] if node.args else None, node.outputs[0]
-    if not (isinstance(base, Value) and isinstance(first, Value) and made is not None and first.storage is base.storage):
+    first, result = node.args[0] if node.args else None, node.outputs[0]
+    if not (isinstance(base, Value) and isinstance(first, Value) and result is not None and first.storage is base.storage):
         return None
-    same = [first.dtype, first.shape, *where] == [base.dtype, made.shape, *_geometry(first)] and made.dtype == base.dtype
+    same = [first.dtype, first.shape, *where] == [base.dtype, result.shape, *_geometry(first)] and result.dtype == base.dtype
     if not same or base.dtype.startswith("complex"):  # a complex division in place takes another loop, and gives other bits
         return None
     others = [value for value in node.inputs if value.storage is base.storage and _geometry(value) != _geometry(first)]

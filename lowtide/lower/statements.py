@@ -140,8 +140,8 @@ def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloa
     elif reuse >= 0 and node.op == SCATTER:
         yield from _scatter_in_place(node, names)
     else:
-        made = _call_in_place(node, reuse, names) if reuse >= 0 else call(node.op, node.args, node.kwargs, names)
-        yield from _assign(node, made, names)
+        expression = _call_in_place(node, reuse, names) if reuse >= 0 else call(node.op, node.args, node.kwargs, names)
+        yield from _assign(node, expression, names)
 
 
 def region_lines(node: Node, names: Names) -> Iterator[str]:
@@ -237,8 +237,8 @@ def _returns_list(op: str) -> bool:
 
 def comment(node: Node) -> str:
     """Shape and size of what a node makes, and where it comes from."""
-    made = next((output for output in node.outputs if output is not None), None)
-    what = f"{made.dtype}[{', '.join(map(str, made.shape))}]" if made is not None else ""
+    result = next((output for output in node.outputs if output is not None), None)
+    what = f"{result.dtype}[{', '.join(map(str, result.shape))}]" if result is not None else ""
     where = f"{node.source.module}:{node.source.line}" if node.source is not None and node.source.module else ""
     text = " ".join(filter(None, (what, where)))
     return f"  # {text if text.isprintable() else ascii(text)}" if text else ""  # a module's name may hold a line's end

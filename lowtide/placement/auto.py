@@ -50,10 +50,10 @@ class Auto:
         if len(apart) <= 1:
             yield from self._of_component(problem, capacity_bytes, deadline)
             return
-        for found in Portfolio(max_moves=0, max_seconds=self.max_seconds).answers(problem, capacity_bytes):
-            yield found
-        if found.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
-            whole = _WholePlacement(problem, found, capacity_bytes)
+        for placement in Portfolio(max_moves=0, max_seconds=self.max_seconds).answers(problem, capacity_bytes):
+            yield placement
+        if placement.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
+            whole = _WholePlacement(problem, placement, capacity_bytes)
             yield from self._of_components(whole, apart, deadline)
             check_placement(problem, whole.found.offsets, whole.found.arena_bytes)  # each component was checked alone only
 
@@ -68,13 +68,13 @@ class Auto:
                 continue
             component = subproblem_of(whole.problem, buffers)
             limit = whole.enough_bytes if whole.capacity_bytes is not None or whole.enough_bytes > bounds[int(buffers[0])] else None
-            for found in self._of_component(component, limit, deadline):
-                yield whole.learned(buffers, found, self)
-            if not found.fits and whole.capacity_bytes is not None:
+            for placement in self._of_component(component, limit, deadline):
+                yield whole.learned(buffers, placement, self)
+            if not placement.fits and whole.capacity_bytes is not None:
                 return
-            if not found.fits:
-                for found in self._of_component(component, None, deadline):
-                    yield whole.learned(buffers, found, self)
+            if not placement.fits:
+                for placement in self._of_component(component, None, deadline):
+                    yield whole.learned(buffers, placement, self)
             whole.enough_bytes = max(whole.enough_bytes, whole.top_bytes(buffers))
 
     def _of_component(self, problem: PlaceProblem, capacity_bytes: int | None, deadline: float) -> Iterator[Placement]:
@@ -136,17 +136,17 @@ class _BestKnown:
 
     def better(self, answers: Iterator[Placement]) -> Iterator[Placement]:
         """What is known after each of a placer's answers, until the question is answered."""
-        for found in answers:
-            self.best = found if self.best is None else self._joined(self.best, found)
+        for placement in answers:
+            self.best = placement if self.best is None else self._joined(self.best, placement)
             yield self.best
             if self.is_done:
                 return
 
-    def _joined(self, best: Placement, found: Placement) -> Placement:
-        bound_bytes = max(best.lower_bound_bytes, found.lower_bound_bytes)
-        stats = {**best.stats, **found.stats}
-        if found.offsets and (not best.offsets or found.arena_bytes < best.arena_bytes):
-            best = found
+    def _joined(self, best: Placement, placement: Placement) -> Placement:
+        bound_bytes = max(best.lower_bound_bytes, placement.lower_bound_bytes)
+        stats = {**best.stats, **placement.stats}
+        if placement.offsets and (not best.offsets or placement.arena_bytes < best.arena_bytes):
+            best = placement
         status = judged(best.arena_bytes, bound_bytes, self.capacity_bytes)
         return replace(best, lower_bound_bytes=bound_bytes, status=status, stats=stats)
 
@@ -154,22 +154,22 @@ class _BestKnown:
 class _WholePlacement:
     """A problem of several components, and what is known of it so far."""
 
-    def __init__(self, problem: PlaceProblem, found: Placement, capacity_bytes: int | None) -> None:
-        self.problem, self.found, self.capacity_bytes = problem, found, capacity_bytes
-        self.offsets = np.array(found.offsets, np.int64)
-        self.enough_bytes = found.lower_bound_bytes if capacity_bytes is None else capacity_bytes
+    def __init__(self, problem: PlaceProblem, placement: Placement, capacity_bytes: int | None) -> None:
+        self.problem, self.found, self.capacity_bytes = problem, placement, capacity_bytes
+        self.offsets = np.array(placement.offsets, np.int64)
+        self.enough_bytes = placement.lower_bound_bytes if capacity_bytes is None else capacity_bytes
 
     def top_bytes(self, buffers: NDArray[np.intp]) -> int:
         return int((self.offsets[buffers] + self.problem.size_bytes[buffers]).max(initial=0))
 
-    def learned(self, buffers: NDArray[np.intp], found: Placement, placer: Auto) -> Placement:
+    def learned(self, buffers: NDArray[np.intp], placement: Placement, placer: Auto) -> Placement:
         """What is known with another answer for one component."""
-        if found.offsets and found.arena_bytes < self.top_bytes(buffers):
-            self.offsets[buffers] = found.offsets
+        if placement.offsets and placement.arena_bytes < self.top_bytes(buffers):
+            self.offsets[buffers] = placement.offsets
         arena_bytes = int((self.offsets + self.problem.size_bytes).max(initial=0))
-        bound_bytes = max(self.found.lower_bound_bytes, found.lower_bound_bytes)
+        bound_bytes = max(self.found.lower_bound_bytes, placement.lower_bound_bytes)
         status = judged(arena_bytes, bound_bytes, self.capacity_bytes)
-        stats = {**self.found.stats, **found.stats}
+        stats = {**self.found.stats, **placement.stats}
         self.found = Placement(tuple(self.offsets.tolist()), arena_bytes, bound_bytes, status, described(placer), stats)
         return self.found
 

@@ -81,16 +81,14 @@ def placed(
     check_placement(problem, where.tolist(), arena_bytes)
     bound_bytes = max(bound_bytes, problem.lower_bound_bytes)
     status = judged(arena_bytes, bound_bytes, capacity_bytes)
-    return Placement(tuple(where.tolist()), arena_bytes, bound_bytes, status, described(placer), stats or {})
+    return Placement(tuple(where.tolist()), arena_bytes, bound_bytes, status, described(placer), {})
 
 
-def unplaced(
-    problem: PlaceProblem, placer: Placer, *, capacity_bytes: int, bound_bytes: int = 0, stats: Mapping[str, int] | None = None
-) -> Placement:
+def unplaced(problem: PlaceProblem, placer: Placer, *, capacity_bytes: int, bound_bytes: int) -> Placement:
     """The result of a placer that found no offsets, and proved that no arena is below `bound_bytes`."""
     bound_bytes = max(bound_bytes, problem.lower_bound_bytes)
     status = Status.INFEASIBLE if bound_bytes > capacity_bytes else Status.UNKNOWN
-    return Placement((), bound_bytes, bound_bytes, status, described(placer), stats or {})
+    return Placement((), bound_bytes, bound_bytes, status, described(placer), {})
 
 
 def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> Status:

@@ -100,25 +100,25 @@ def _stack(size: Any, start: Any, end: Any, align: Any, fixed: Any, sequence: An
 def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any) -> Any:
     """The low end of the first gap, or of the smallest."""
     size, start, end, align = one
-    top, found, least = 0, -1, 0
+    top, lowest, least = 0, -1, 0
     for at in range(count):
         if starts[at] < end and start < ends[at]:
             space = low[at] - top - size
             if space >= 0:
                 if not best:
                     return top
-                if found < 0 or space < least:
-                    found, least = top, space
+                if lowest < 0 or space < least:
+                    lowest, least = top, space
             if high[at] > top:
                 top = -(-high[at] // align) * align
-    return top if found < 0 else found
+    return top if lowest < 0 else lowest
 
 
 @kernel
 def _alike(one: Any, any_gap: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any, capacity: Any, peak: Any, horizon: Any) -> Any:
     """The end of a gap whose neighbour's life is most alike: of any gap, or of the smallest; floor and ceiling live for ever."""
     size, start, end, align = one
-    top, found, least, closest = 0, -1, 0, 0
+    top, place, least, closest = 0, -1, 0, 0
     below_start, below_end = -1, horizon
     for at in range(count + 1):
         if at < count:
@@ -128,15 +128,15 @@ def _alike(one: Any, any_gap: Any, low: Any, high: Any, starts: Any, ends: Any, 
         else:
             floor, above_start, above_end = capacity, -1, horizon
         space = floor - top - size
-        if space >= 0 and (any_gap or found < 0 or space <= least):
-            if not any_gap and (found < 0 or space < least):
-                found, least = -1, space
+        if space >= 0 and (any_gap or place < 0 or space <= least):
+            if not any_gap and (place < 0 or space < least):
+                place, least = -1, space
             far = mismatch(start, end, below_start, below_end, peak)
-            if found < 0 or far < closest:
-                found, closest = top, far
+            if place < 0 or far < closest:
+                place, closest = top, far
             far = mismatch(start, end, above_start, above_end, peak)
             if far < closest:
-                found, closest = (floor - size) // align * align, far
+                place, closest = (floor - size) // align * align, far
         if at < count and high[at] > top:
             top, below_start, below_end = -(-high[at] // align) * align, starts[at], ends[at]
-    return top if found < 0 else found
+    return top if place < 0 else place

@@ -51,8 +51,8 @@ class Greedy:
         """The same until `deadline`, by `time.monotonic`; `stats` count as "stacked" what had to be put above all others then."""
         bound_bytes = arena_bound_bytes(problem)
         strip = Strip.of(problem)
-        found = self.found(strip, strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes), deadline)
-        return _answer(strip, found, capacity_bytes, bound_bytes)
+        placement = self.found(strip, strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes), deadline)
+        return _answer(strip, placement, capacity_bytes, bound_bytes)
 
     def offsets(self, strip: Strip, ceiling_bytes: int) -> Ints:
         """[n] the same for the blocks of a strip, to be held beneath a ceiling if that is possible."""
@@ -120,27 +120,27 @@ class Portfolio:
             yield unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
             return
         strip = Strip.of(problem)
-        for found in self._found(strip, bound_bytes if capacity_bytes is None else capacity_bytes):
-            yield _answer(strip, found, capacity_bytes, bound_bytes)
+        for placement in self._found(strip, bound_bytes if capacity_bytes is None else capacity_bytes):
+            yield _answer(strip, placement, capacity_bytes, bound_bytes)
 
-    def improved(self, problem: PlaceProblem, found: Placement, capacity_bytes: int | None = None) -> Iterator[Placement]:
+    def improved(self, problem: PlaceProblem, placement: Placement, capacity_bytes: int | None = None) -> Iterator[Placement]:
         """Smaller and smaller arenas than that of an earlier answer, if any, by local search alone; by other moves than `answers` tries."""
         bound_bytes, strip = arena_bound_bytes(problem), Strip.of(problem)
         deadline = time.monotonic() + self.max_seconds
-        enough_bytes = found.lower_bound_bytes if capacity_bytes is None else capacity_bytes
-        best = np.array(found.offsets, np.int64)[strip.buffers]
+        enough_bytes = placement.lower_bound_bytes if capacity_bytes is None else capacity_bytes
+        best = np.array(placement.offsets, np.int64)[strip.buffers]
         for at, moves in settled(strip, best, enough_bytes, self._moves(strip), deadline, first_round=_OTHER_ROUNDS):
             yield _answer(strip, StripPlacement(at, self, {"moves": moves}), capacity_bytes, bound_bytes)
 
     def _found(self, strip: Strip, enough_bytes: int) -> Iterator[StripPlacement]:
         """At least one placement, each better than the one before, until one is within `enough_bytes`."""
         deadline = time.monotonic() + self.max_seconds
-        looks, best, count = max(strip.count**2 // 2, 1), None, 0
-        for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // looks, 4)], 1):
-            found = placer.found(strip, strip.ceiling_bytes(enough_bytes), deadline, count)
-            if best is None or strip.top_bytes(found.offsets) < strip.top_bytes(best):
-                best = found.offsets
-                yield found
+        comparisons, best, count = max(strip.count**2 // 2, 1), None, 0
+        for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // comparisons, 4)], 1):
+            placement = placer.found(strip, strip.ceiling_bytes(enough_bytes), deadline, count)
+            if best is None or strip.top_bytes(placement.offsets) < strip.top_bytes(best):
+                best = placement.offsets
+                yield placement
             if strip.top_bytes(best) <= enough_bytes or time.monotonic() > deadline:
                 return
         if best is None:
@@ -154,6 +154,6 @@ class Portfolio:
         return moves if moves >= strip.count else 0
 
 
-def _answer(strip: Strip, found: StripPlacement, capacity_bytes: int | None, bound_bytes: int) -> Placement:
-    offsets = strip.offsets(found.offsets)
-    return placed(strip.problem, offsets, found.placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=found.stats)
+def _answer(strip: Strip, placement: StripPlacement, capacity_bytes: int | None, bound_bytes: int) -> Placement:
+    offsets = strip.offsets(placement.offsets)
+    return placed(strip.problem, offsets, placement.placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=placement.stats)

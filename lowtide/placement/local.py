@@ -88,9 +88,9 @@ class _Rounds:
     def beneath(self, best: Ints, ceiling_bytes: int) -> Ints | None:
         """The same, from a placement that is somewhat higher, and then from others."""
         for at in (best, None, best, None):
-            found = self.fresh(ceiling_bytes) if at is None else self._run(at.copy(), ceiling_bytes)
-            if found is not None or self.is_late:
-                return found
+            offsets = self.fresh(ceiling_bytes) if at is None else self._run(at.copy(), ceiling_bytes)
+            if offsets is not None or self.is_late:
+                return offsets
         return None
 
     def _run(self, at: Ints, ceiling_bytes: int) -> Ints | None:

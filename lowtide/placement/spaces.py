@@ -121,20 +121,20 @@ def place_in_spaces(problem: SpacedProblem, placer: Placer = AUTO) -> SpacedPlac
     """
     waiting = np.array([each[0] for each in problem.allowed], np.int64)  # the space that each buffer would go to next
     space, offsets = np.full(len(waiting), -1, np.int64), np.full(len(waiting), -1, np.int64)
-    found: list[Placement] = []
+    placements: list[Placement] = []
     for index in range(len(problem.spaces)):
         buffers, answer = _filled(problem, index, np.flatnonzero(waiting == index), placer)
         if not answer.fits:
             stuck = _stuck(problem.buffers, buffers, answer, problem.spaces[index])
             status = answer.status if all(len(problem.allowed[each]) == 1 for each in buffers.tolist()) else Status.UNKNOWN
-            return _result(problem, space, offsets, [*found, answer], status, stuck)
+            return _result(problem, space, offsets, [*placements, answer], status, stuck)
         space[buffers], offsets[buffers] = index, answer.offsets
         for each in np.flatnonzero((waiting == index) & (space != index)).tolist():
             waiting[each] = next(later for later in problem.allowed[each] if later > index)
-        found.append(answer)
+        placements.append(answer)
     first = all(where == each[0] for where, each in zip(space.tolist(), problem.allowed, strict=True))
-    best = first and all(each.status is Status.OPTIMAL for each in found)
-    return _result(problem, space, offsets, found, Status.OPTIMAL if best else Status.FEASIBLE, ())
+    best = first and all(each.status is Status.OPTIMAL for each in placements)
+    return _result(problem, space, offsets, placements, Status.OPTIMAL if best else Status.FEASIBLE, ())
 
 
 def _filled(problem: SpacedProblem, index: int, candidates: NDArray[np.intp], placer: Placer) -> tuple[NDArray[np.intp], Placement]:
@@ -200,9 +200,9 @@ def _stuck(problem: PlaceProblem, buffers: NDArray[np.intp], answer: Placement, 
 
 
 def _result(
-    problem: SpacedProblem, space: Ints, offsets: Ints, found: list[Placement], status: Status, stuck: tuple[str, ...]
+    problem: SpacedProblem, space: Ints, offsets: Ints, placements: list[Placement], status: Status, stuck: tuple[str, ...]
 ) -> SpacedPlacement:
-    arenas = [each.arena_bytes for each in found] + [0] * (len(problem.spaces) - len(found))
+    arenas = [each.arena_bytes for each in placements] + [0] * (len(problem.spaces) - len(placements))
     ahead = [0 <= where < each[-1] for where, each in zip(space.tolist(), problem.allowed, strict=True)]
     return SpacedPlacement(
         tuple(space.tolist()), tuple(offsets.tolist()), tuple(arenas), float(problem.benefit[ahead].sum()), status, stuck

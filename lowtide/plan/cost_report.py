@@ -39,13 +39,13 @@ def rule_reports_from(item: Any) -> tuple[RuleReport, ...]:
 
 def _from(where: str, item: Any) -> RuleReport:
     fields.check_fields(where, item, set(RuleReport.__slots__))
-    held, cost_us = item.get("held"), item.get("cost_us")
-    if not isinstance(held, list) or not held or not all(isinstance(name, str) for name in held):
-        fields.refuse(where, "held", "names of storages", held)
+    storages, cost_us = item.get("held"), item.get("cost_us")
+    if not isinstance(storages, list) or not storages or not all(isinstance(name, str) for name in storages):
+        fields.refuse(where, "held", "names of storages", storages)
     if isinstance(cost_us, bool) or not isinstance(cost_us, (int, float)) or not math.isfinite(cost_us):
         fields.refuse(where, "cost_us", "a number", cost_us)
     held_bytes, peak_bytes = fields.integer(where, item, "held_bytes"), fields.integer(where, item, "peak_bytes")
-    return RuleReport(fields.string(where, item, "rule"), tuple(held), held_bytes, peak_bytes, float(cost_us))
+    return RuleReport(fields.string(where, item, "rule"), tuple(storages), held_bytes, peak_bytes, float(cost_us))
 
 
 _MOST = 12  # kinds of kernels that are told of a region
@@ -121,7 +121,7 @@ class Eviction:
 
     @property
     def how(self) -> str:
-        ways = [way for way, done in (("computed again", self.runs or not self.load_us), ("stored and loaded", self.load_us)) if done]
+        ways = [deed for deed, done in (("computed again", self.runs or not self.load_us), ("stored and loaded", self.load_us)) if done]
         return ", ".join(ways)
 
     def rows(self) -> dict[str, Any]:

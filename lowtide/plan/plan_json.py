@@ -86,7 +86,7 @@ def read(text: str) -> Contents:
 
 def _read(data: Any) -> Contents:
     _check_format(data)
-    graph = parse("\n".join(_lines(data)))
+    graph = parse("\n".join(fields.lines("plan", data, "graph")))
     check_operators(graph)
     plan = Contents(
         graph=graph,
@@ -158,13 +158,6 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _lines(data: dict[str, Any]) -> list[str]:
-    lines = data.get("graph")
-    if not isinstance(lines, list) or not all(isinstance(line, str) and "\n" not in line for line in lines):
-        fields.refuse("plan", "graph", "a list of lines of text", lines)
-    return lines
-
-
 def _provenance(data: dict[str, Any]) -> Provenance:
     item = data.get("provenance")
     fields.check_fields("plan: provenance", item, {"lowtide", "torch", "device", "python", "threads"})
@@ -181,10 +174,10 @@ def _peak(data: dict[str, Any], plan: Contents) -> Snapshot | None:
     """What stands at the peak; its bytes must be the promise."""
     if "peak" not in data:
         return None
-    found = snapshot_from("plan: peak", data["peak"], plan.graph, plan.order)
-    if found.footprint_bytes != plan.peak_bytes:
-        raise FormatError(f"plan: peak: expected tensors of {plan.peak_bytes} bytes, which is the promise, got {found.footprint_bytes}")
-    return found
+    snapshot = snapshot_from("plan: peak", data["peak"], plan.graph, plan.order)
+    if snapshot.footprint_bytes != plan.peak_bytes:
+        raise FormatError(f"plan: peak: expected tensors of {plan.peak_bytes} bytes, which is the promise, got {snapshot.footprint_bytes}")
+    return snapshot
 
 
 def _count(data: dict[str, Any], name: str, least: int = 0) -> int:

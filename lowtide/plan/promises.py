@@ -34,18 +34,18 @@ def peak_bytes(body: Graph, granule_bytes: int) -> int:
     live: dict[Storage, int] = {}
     peak = 0
     for step, node in enumerate(body.nodes):
-        made = [value.storage for value in node.results if value.storage not in given and value.storage not in live]
-        taken = next((value.storage for value, _ in node.inplace if _can_take(value.storage, made, live, last, step)), None)
+        new_storages = [value.storage for value in node.results if value.storage not in given and value.storage not in live]
+        taken = next((value.storage for value, _ in node.inplace if _can_take(value.storage, new_storages, live, last, step)), None)
         if taken is not None:
             del live[taken]
-        live |= {storage: _rounded(storage, granule_bytes) for storage in made}
+        live |= {storage: _rounded(storage, granule_bytes) for storage in new_storages}
         peak = max(peak, sum(live.values()) + body_bytes(node, granule_bytes))
         live = {storage: nbytes for storage, nbytes in live.items() if last[storage] > step}
     return peak
 
 
-def _can_take(storage: Storage, made: list[Storage], live: dict[Storage, int], last: dict[Storage, int], step: int) -> bool:
-    return bool(made) and storage in live and last[storage] == step and storage.nbytes == made[0].nbytes
+def _can_take(storage: Storage, new_storages: list[Storage], live: dict[Storage, int], last: dict[Storage, int], step: int) -> bool:
+    return bool(new_storages) and storage in live and last[storage] == step and storage.nbytes == new_storages[0].nbytes
 
 
 def _rounded(storage: Storage, granule_bytes: int) -> int:
@@ -115,11 +115,11 @@ class _Counted:
         start, end = {value.storage: 0 for value in graph.inputs}, {}
         for step, index in enumerate(order):
             node = graph.nodes[index]
-            made = [value.storage for value in node.outputs if value is not None]
-            for storage in made:
+            storages = [value.storage for value in node.outputs if value is not None]
+            for storage in storages:
                 start.setdefault(storage, step)
             end.update(
-                dict.fromkeys((*made, *(value.storage for value in (*node.inputs, *(before for before, _ in node.writes)))), step + 1)
+                dict.fromkeys((*storages, *(value.storage for value in (*node.inputs, *(before for before, _ in node.writes)))), step + 1)
             )
         for step, index in enumerate(order):
             if reuses[index] >= 0:  # the taker has the memory from its start on

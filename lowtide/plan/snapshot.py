@@ -69,15 +69,15 @@ class StorageSpec:
 
 def storage_specs(graph: Graph) -> dict[Storage, StorageSpec]:
     """Every storage of a graph, as the first value on it looks: that of the input, or of the node that makes it."""
-    found: dict[Storage, StorageSpec] = {}
+    specs: dict[Storage, StorageSpec] = {}
     for value, maker in _values(graph):
-        if value.storage not in found:
-            found[value.storage] = StorageSpec(value.storage, value.dtype, value.shape, maker)
-    return found
+        if value.storage not in specs:
+            specs[value.storage] = StorageSpec(value.storage, value.dtype, value.shape, maker)
+    return specs
 
 
 def specs_by_name(graph: Graph) -> dict[str, StorageSpec]:
-    return {storage.name: look for storage, look in storage_specs(graph).items()}
+    return {storage.name: spec for storage, spec in storage_specs(graph).items()}
 
 
 def _values(graph: Graph) -> Iterator[tuple[Value, Node | None]]:
@@ -117,8 +117,8 @@ class LiveTensor:
     end: int
 
     @classmethod
-    def of(cls, look: StorageSpec, nbytes: int, start: int, end: int) -> LiveTensor:
-        return cls(look.storage.name, nbytes, look.storage.kind, look.dtype, look.shape, look.op, look.source, start, end)
+    def of(cls, spec: StorageSpec, nbytes: int, start: int, end: int) -> LiveTensor:
+        return cls(spec.storage.name, nbytes, spec.storage.kind, spec.dtype, spec.shape, spec.op, spec.source, start, end)
 
     def row(self) -> list[Any]:
         """What JSON keeps of it: the rest is in the graph."""

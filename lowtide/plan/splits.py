@@ -47,14 +47,14 @@ def splits_of(plan: Contents) -> tuple[PlannedSplit, ...]:
     )
 
 
-def split_lines(plan: Contents, most: int = _LINES) -> list[str]:
+def split_lines(plan: Contents) -> list[str]:
     """A line for each, those of repeated blocks together; none where nothing is split."""
     groups: defaultdict[tuple[object, ...], list[PlannedSplit]] = defaultdict(list)
     for each in splits_of(plan):
         groups[pattern(each.where), each.operators, each.dimension, each.extent, each.part].append(each)
     lines = [_line(group) for group in sorted(groups.values(), key=lambda group: group[0].part_bytes - group[0].whole_bytes)]
-    rest = [f"{'':>14}  in {len(lines) - most} more kinds"] if len(lines) > most else []
-    return ["run part by part, in place of at once:", *lines[:most], *rest] if lines else []
+    rest = [f"{'':>14}  in {len(lines) - _LINES} more kinds"] if len(lines) > _LINES else []
+    return ["run part by part, in place of at once:", *lines[:_LINES], *rest] if lines else []
 
 
 def _line(group: Sequence[PlannedSplit]) -> str:

@@ -56,11 +56,11 @@ def alike(
     items: Iterable[Item], tensor_of: Callable[[Item], LiveTensor], key: Callable[[LiveTensor, Item], Hashable]
 ) -> list[AlikeItems[Item]]:
     """The groups of those of one operator, at one place of repeated blocks, and of one `key`; the most bytes first."""
-    found: defaultdict[Hashable, list[Item]] = defaultdict(list)
+    by_key: defaultdict[Hashable, list[Item]] = defaultdict(list)
     for item in items:
         tensor = tensor_of(item)
-        found[tensor.op, pattern(tensor.module if tensor.op else tensor.name), key(tensor, item)].append(item)
-    groups = [AlikeItems(tuple(members), tuple(map(tensor_of, members))) for members in found.values()]
+        by_key[tensor.op, pattern(tensor.module if tensor.op else tensor.name), key(tensor, item)].append(item)
+    groups = [AlikeItems(tuple(members), tuple(map(tensor_of, members))) for members in by_key.values()]
     return sorted(groups, key=lambda group: -group.nbytes)
 
 
@@ -76,8 +76,8 @@ def _shortened(text: str) -> str:
 def live_tensors(plan: Contents) -> list[LiveTensor]:
     """Every storage that has bytes, by bytes, of equal ones the earliest; what is resident lives from the first step to the last."""
     spans, seen = lives(plan), storage_specs(plan.graph)
-    found = [LiveTensor.of(seen[storage], nbytes, start, end) for storage, (nbytes, start, end) in spans.items() if nbytes]
-    return sorted(found, key=lambda tensor: (-tensor.nbytes, tensor.start, tensor.end, tensor.name))
+    tensors = [LiveTensor.of(seen[storage], nbytes, start, end) for storage, (nbytes, start, end) in spans.items() if nbytes]
+    return sorted(tensors, key=lambda tensor: (-tensor.nbytes, tensor.start, tensor.end, tensor.name))
 
 
 def table(plan: Contents, most: int | None = None) -> str:

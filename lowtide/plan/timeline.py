@@ -45,20 +45,20 @@ class Timeline:
         return tuple(map(sum, zip(self.workspace_bytes, *self.nbytes.values(), strict=True)))
 
     def rows(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"nbytes": {kind.value: list(of) for kind, of in self.nbytes.items()}}
-        found |= {"workspace_bytes": list(self.workspace_bytes), "phases": [list(each) for each in self.phases]}
-        return found | ({"us": list(self.us)} if self.us else {})
+        rows: dict[str, Any] = {"nbytes": {kind.value: list(of) for kind, of in self.nbytes.items()}}
+        rows |= {"workspace_bytes": list(self.workspace_bytes), "phases": [list(each) for each in self.phases]}
+        return rows | ({"us": list(self.us)} if self.us else {})
 
 
 def _phases(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
     """Where one phase goes over into another; what only looks at memory or computes with numbers is of the phase around it."""
-    found: list[tuple[str, int]] = []
+    phases: list[tuple[str, int]] = []
     for step, node in enumerate(nodes):
-        if found and (is_view(node) or is_arithmetic(node)):
+        if phases and (is_view(node) or is_arithmetic(node)):
             continue
-        if not found or phase_of(node) != found[-1][0]:
-            found.append((phase_of(node), step))
-    return tuple(found)
+        if not phases or phase_of(node) != phases[-1][0]:
+            phases.append((phase_of(node), step))
+    return tuple(phases)
 
 
 def timeline_from(where: str, item: Any) -> Timeline:

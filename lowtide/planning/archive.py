@@ -55,15 +55,15 @@ class CandidateArchive:
 
     def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> CandidateArchive:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
-        found, seeds = self, Seeds()
+        known, seeds = self, Seeds()
         for sweep, listening in zip(sweeps, in_turn(listener, sweeps), strict=True):
-            if _without_cap(sweep) in found.done:
+            if _without_cap(sweep) in known.done:
                 continue
-            found = found._and(sweep, sweep.explore(self.problems, self.orders, seeds, listening))
-            if found.stopped:
-                return found
+            known = known._and(sweep, sweep.explore(self.problems, self.orders, seeds, listening))
+            if known.stopped:
+                return known
         # All that was asked for is there; what was stopped was another question's.
-        return dataclasses.replace(found, archive=Archive(list(found.archive.points), found.archive.states)) if found.stopped else found
+        return dataclasses.replace(known, archive=Archive(list(known.archive.points), known.archive.states)) if known.stopped else known
 
     def _and(self, sweep: Sweep, more: Archive) -> CandidateArchive:
         merged = Archive(list(self.archive.points), self.archive.states)
@@ -104,11 +104,11 @@ class CandidateArchive:
     @property
     def frontier(self) -> list[Point]:
         """The points that are faster than all leaner ones, and by more than sums are rounded; the leanest first."""
-        found: list[Point] = []
+        points: list[Point] = []
         for point in self.archive.points:
-            if not found or point.time_us * _SAME < found[-1].time_us:
-                found.append(point)
-        return found
+            if not points or point.time_us * _SAME < points[-1].time_us:
+                points.append(point)
+        return points
 
     @property
     def leanest(self) -> Point:
@@ -121,8 +121,8 @@ class CandidateArchive:
 
     def _bound_us(self, peak_bytes: int) -> float:
         """What every sequence of any of the graphs takes at least within a peak that one of them keeps."""
-        found = min(TimeBound(problem).us(peak_bytes) for problem in self.problems)
-        return found if math.isfinite(found) else 0.0
+        bound_us = min(TimeBound(problem).us(peak_bytes) for problem in self.problems)
+        return bound_us if math.isfinite(bound_us) else 0.0
 
     def plan(self, point: Point, by_order: Plan) -> Plan:
         """A point as a plan, not yet checked; `kept` is the one without recomputation."""

@@ -102,9 +102,9 @@ class Candidate:
         """The order of least peak that `solver` finds; after `order_together` what that found."""
         return self._once(("order", solver, granule_bytes), lambda: schedule(self.order_problem(granule_bytes), solver))
 
-    def know_order(self, solver: Solver, granule_bytes: int, found: Schedule) -> None:
+    def know_order(self, solver: Solver, granule_bytes: int, order: Schedule) -> None:
         """Take an order that `solver` found earlier, in place of finding it again."""
-        self._once(("order", solver, granule_bytes), lambda: found)
+        self._once(("order", solver, granule_bytes), lambda: order)
 
     def remat_problem(self, granule_bytes: int, links: Device | None = None, swap_state: bool = False) -> RematProblem:
         """The problem of sequences in which nodes run again, and over `links` tensors are swapped."""
@@ -131,13 +131,13 @@ class Candidate:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""
 
         def played() -> Eager:
-            held = self.held_by_eager
-            graph = _as_eager(self.graph, held)
+            longer = self.held_by_eager
+            graph = _as_eager(self.graph, longer)
             index = {_names(node): number for number, node in enumerate(self.graph.nodes)}
             own = tuple(index.get(_names(node), -1) for node in graph.nodes)
             spaces = [self.workspace_bytes[at] if at >= 0 else 0 for at in own]  # of what nothing needs none was measured
             order = range(len(graph.nodes))
-            problem = order_problem(graph, spaces, round_to=granule_bytes, eager=True, held=held)
+            problem = order_problem(graph, spaces, round_to=granule_bytes, eager=True, held_storages=longer)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
             spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
             timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)
@@ -152,14 +152,14 @@ class Candidate:
         """
         return self._once(("program", torch, granule_bytes), lambda: program_hash(self.graph, torch, granule_bytes))
 
-    def _once(self, asked: tuple[object, ...], make: Callable[[], Found]) -> Found:
+    def _once(self, question: tuple[object, ...], make: Callable[[], Found]) -> Found:
         for known, answer in self._known:  # few, and a device or solver need not have a hash
-            if known == asked:
-                found: Found = answer
-                return found
-        found = make()
-        self._known.append((asked, found))
-        return found
+            if known == question:
+                derived: Found = answer
+                return derived
+        derived = make()
+        self._known.append((question, derived))
+        return derived
 
 
 def _as_eager(graph: Graph, held: HeldStorages) -> Graph:
@@ -177,18 +177,18 @@ def _names(node: Node) -> str:
 
 def order_together(candidates: Sequence[Candidate], solver: Solver, granule_bytes: int) -> None:
     """Have them ordered for the least peak of any: one that cannot have it keeps the order that was found until that was known."""
-    asked = ("order", solver, granule_bytes)
-    unknown = [each for each in candidates if all(known != asked for known, _ in each._known)]
+    question = ("order", solver, granule_bytes)
+    unknown = [each for each in candidates if all(known != question for known, _ in each._known)]
     if not unknown:
         return
-    found = schedule_all([each.order_problem(granule_bytes) for each in unknown], solver)
-    for each, order in zip(unknown, found, strict=True):
-        each._known.append((asked, order))
+    orders = schedule_all([each.order_problem(granule_bytes) for each in unknown], solver)
+    for each, order in zip(unknown, orders, strict=True):
+        each._known.append((question, order))
 
 
 def equal_graphs(graph: Graph) -> tuple[Graph, ...]:
     """The graphs that compute what `graph` does, bit for bit, and may need less memory; `graph` itself first."""
-    found = [graph]
+    graphs = [graph]
     for rewrite in _REWRITES:
-        found += [done.graph for old in found if (done := rewrite(old)).forward]
-    return tuple(found)
+        graphs += [done.graph for old in graphs if (done := rewrite(old)).forward]
+    return tuple(graphs)

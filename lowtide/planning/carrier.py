@@ -52,34 +52,34 @@ class Carrier:
 
     def points(self, given: Sequence[Point], which: int, at: int) -> list[Point]:
         """Those of problem `which`, for the sibling's problem `at`; what does not keep the peak that it had is repaired."""
-        return [found for point in given if point.problem == which for found in self._carried(point, at)]
+        return [carried for point in given if point.problem == which for carried in self._carried(point, at)]
 
     def _carried(self, point: Point, at: int) -> list[Point]:
         runs = self.runs(point.sequence)
         if first_wrong(self.target, runs) >= 0:
             return []
-        found = [_point(self.target, runs, at)]
+        points = [_point(self.target, runs, at)]
         plain = self.target.codes.runs_in(runs)
         rules = [*([] if point.recipe is None else [point.recipe.weights]), *RULES]
-        for weights in rules if found[0].peak_bytes > point.peak_bytes else ():
+        for weights in rules if points[0].peak_bytes > point.peak_bytes else ():
             repaired = evict(self.target, plain, point.peak_bytes, weights)
             if repaired is not None:
-                return [*found, _point(self.target, repaired.sequence, at)]
-        return found
+                return [*points, _point(self.target, repaired.sequence, at)]
+        return points
 
     def runs(self, runs: Ints) -> Ints:
         """A sequence over the sibling's graph: the entries that both know, and the sibling's own nodes among them."""
         entries = self.entries[runs]
         entries = entries[entries >= 0]
         nodes, places = self._own(self._ready(entries), len(entries) - 1)
-        found: Ints = np.insert(entries, np.array(places, np.int64) + 1, nodes).astype(np.int32)
-        return found
+        entries_and_own: Ints = np.insert(entries, np.array(places, np.int64) + 1, nodes).astype(np.int32)
+        return entries_and_own
 
     def _own(self, ready: Sequence[int], last: int) -> tuple[list[int], list[int]]:
         """The sibling's own nodes as they run, and the place after which each does; what waits for nothing runs when it is read."""
         preds = self._preds
         emitted = [node < self.common for node in range(len(preds))]
-        found: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         for place, node in sorted((ready[each] if ready[each] >= 0 else last, each) for each in range(self.common, len(preds))):
             stack = [node]
             while stack:
@@ -89,9 +89,9 @@ class Carrier:
                     continue
                 done = stack.pop()
                 if not emitted[done] and not self.target.is_view[done]:
-                    found.append((done, place))
+                    places.append((done, place))
                 emitted[done] = True
-        return [node for node, _ in found], [place for _, place in found]
+        return [node for node, _ in places], [place for _, place in places]
 
     def _ready(self, entries: Ints) -> list[int]:
         """[sibling's nodes] the place after which a node can run; -1 where it waits for nothing that both have."""
@@ -101,10 +101,10 @@ class Carrier:
         ready[nodes[::-1]], last[nodes] = places[::-1], places
         read, writers = self._written
         np.maximum.at(ready, writers, last[read])  # what writes over what a node reads comes after its last run
-        found: list[int] = ready.tolist()
+        ready_nodes: list[int] = ready.tolist()
         for node in self._waiting:
-            found[node] = max(found[node], max((found[each] for each in self._preds[node]), default=-1))
-        return found
+            ready_nodes[node] = max(ready_nodes[node], max((ready_nodes[each] for each in self._preds[node]), default=-1))
+        return ready_nodes
 
     @cached_property
     def _preds(self) -> list[list[int]]:
@@ -121,8 +121,8 @@ class Carrier:
         """Nodes that both have, and of the sibling's own each that writes over what the one reads."""
         limits = self.target.limits
         pairs = ((node, each) for node in range(self.common) for each in limits.ids[limits.ptr[node] : limits.ptr[node + 1]].tolist())
-        found = np.array([pair for pair in pairs if pair[1] >= self.common], np.int64).reshape(-1, 2)
-        return found[:, 0], found[:, 1]
+        writes = np.array([pair for pair in pairs if pair[1] >= self.common], np.int64).reshape(-1, 2)
+        return writes[:, 0], writes[:, 1]
 
 
 def common_nodes(one: Graph, other: Graph) -> int:
@@ -132,8 +132,8 @@ def common_nodes(one: Graph, other: Graph) -> int:
 
 
 def _look(node: Node) -> tuple[object, ...]:
-    made = [None if value is None else (value.dtype, value.shape, value.stride, value.storage.kind) for value in node.outputs]
-    return node.op, len(node.inputs), len(node.writes), *made
+    results = [None if value is None else (value.dtype, value.shape, value.stride, value.storage.kind) for value in node.outputs]
+    return node.op, len(node.inputs), len(node.writes), *results
 
 
 def _same_storages(one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
@@ -151,16 +151,16 @@ def _point(problem: RematProblem, runs: Ints, at: int) -> Point:
 
 def carried(source: Problems, archive: Archive, target: Problems) -> Archive:
     """All points of an archive over a program's graphs, for the graphs of its sibling."""
-    found = Archive(interrupted=archive.interrupted, out_of_time=archive.out_of_time)
+    carried_archive = Archive(interrupted=archive.interrupted, out_of_time=archive.out_of_time)
     for point in carried_points(source, archive.points, target):
-        found.add(point)
-    return found
+        carried_archive.add(point)
+    return carried_archive
 
 
 def carried_points(source: Problems, points: Sequence[Point], target: Problems) -> list[Point]:
     """Sequences over a program's graphs, for the graphs of its sibling; each as it is, and where it has to be repaired so, too."""
-    found: list[Point] = []
+    points_carried: list[Point] = []
     for which, (graph, problem) in enumerate(source):
         at = max(range(len(target)), key=lambda place: (common_nodes(graph, target[place][0]), place == which))
-        found += Carrier.of(graph, problem, *target[at]).points(points, which, at)
-    return found
+        points_carried += Carrier.of(graph, problem, *target[at]).points(points, which, at)
+    return points_carried

@@ -28,18 +28,18 @@ from lowtide.rewrite.loads import alike, begun_apart, taken_once
 
 def beside(problem: OrderProblem, order: Sequence[int], begins: AbstractSet[int], waits: AbstractSet[int]) -> list[int]:
     """The order with `begins` early and `waits` late."""
-    most_bytes, found = simulate(problem, order).peak_bytes, list(order)
+    most_bytes, moved = simulate(problem, order).peak_bytes, list(order)
     before = [problem.preds.ids[start:end].tolist() for start, end in zip(problem.preds.ptr, problem.preds.ptr[1:], strict=False)]
     begun = [each for each in order if each in begins]
     for earlier, later in pairwise(begun):  # links work in the order in which their work is wanted
         before[later].append(earlier)
     for node in begun:
-        found = _lean(problem, [_raised(found, node, before)], most_bytes) or found
-    end = len(found)
-    for node in [each for each in reversed(found) if each in waits]:
-        found = _lean(problem, _sunk(found[:end], node, before, found[end:]), most_bytes) or found
-        end = found.index(node)
-    return found
+        moved = _lean(problem, [_raised(moved, node, before)], most_bytes) or moved
+    end = len(moved)
+    for node in [each for each in reversed(moved) if each in waits]:
+        moved = _lean(problem, _sunk(moved[:end], node, before, moved[end:]), most_bytes) or moved
+        end = moved.index(node)
+    return moved
 
 
 def holding(problem: OrderProblem, waits: Mapping[int, int]) -> OrderProblem:
@@ -47,16 +47,16 @@ def holding(problem: OrderProblem, waits: Mapping[int, int]) -> OrderProblem:
     if not waits:
         return problem
     workspace_bytes, first = problem.workspace_bytes.copy(), problem.tensor_count
-    held = np.array([workspace_bytes[wait] for wait in waits], np.int64)
+    sizes = np.array([workspace_bytes[wait] for wait in waits], np.int64)
     workspace_bytes[[*waits, *waits.values()]] = 0
     row_of = {wait: first + row for row, wait in enumerate(waits)}
     reads = [problem.read_ids[start:end].tolist() for start, end in zip(problem.read_ptr, problem.read_ptr[1:], strict=False)]
     rows = [[*row, row_of[node]] if node in row_of else row for node, row in enumerate(reads)]
     return dataclasses.replace(
         problem,
-        tensor_bytes=np.concatenate([problem.tensor_bytes, held]),
+        tensor_bytes=np.concatenate([problem.tensor_bytes, sizes]),
         producer=np.concatenate([problem.producer, np.array(list(waits.values()), np.int32)]),
-        kept=np.concatenate([problem.kept, np.zeros(len(held), bool)]),
+        kept=np.concatenate([problem.kept, np.zeros(len(sizes), bool)]),
         read_ptr=np.cumsum([0, *map(len, rows)], dtype=np.int32),
         read_ids=np.array([each for row in rows for each in row], np.int32),
         workspace_bytes=workspace_bytes,
@@ -116,8 +116,8 @@ def fewer(plan: Plan, most_bytes: int) -> Plan:
     nodes = plan.graph.nodes
     done = taken_once(plan.graph, {nodes[index].results[0].name for index in left_out})
     counts = [0 if done.forward.get(node) == () else 1 for node in nodes]
-    found = _rewritten(plan, done.graph, counts)
-    return found if found.peak_bytes <= max(most_bytes, plan.peak_bytes) else plan
+    fewer_loads = _rewritten(plan, done.graph, counts)
+    return fewer_loads if fewer_loads.peak_bytes <= max(most_bytes, plan.peak_bytes) else plan
 
 
 def apart(plan: Plan) -> Plan:
@@ -218,9 +218,9 @@ def overlapped(plan: Plan, most_bytes: int) -> Plan:
     waits = _waits(nodes, begins)
     problem = order_problem(plan.graph, plan.workspace_bytes, round_to=plan.granule_bytes)
     at_once = _at_once(plan.order, {wait: begin for wait, begin in waits.items() if plan.workspace_bytes[wait]})
-    held = holding(problem, {wait: begin for wait, begin in waits.items() if plan.workspace_bytes[wait]})
-    order = beside(held, at_once, begins, waits.keys())
-    if simulate(held, order).peak_bytes > simulate(problem, order).peak_bytes:
+    problem_held = holding(problem, {wait: begin for wait, begin in waits.items() if plan.workspace_bytes[wait]})
+    order = beside(problem_held, at_once, begins, waits.keys())
+    if simulate(problem_held, order).peak_bytes > simulate(problem, order).peak_bytes:
         order = at_once
     return plan if tuple(order) == plan.order else _in_order(plan, problem, order)
 

@@ -82,7 +82,7 @@ class Machine:
         so here, and what is compiled there is compiled here. With `kernels`, another compiler's are among what is offered, in place of
         generated ones.
         """
-        graphs, held = equal_graphs(captured.graph), captured.held
+        graphs, held_storages = equal_graphs(captured.graph), captured.held
         equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
         algebra = {each.graph: each for each in self.rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
         known, roots = equal | algebra, dict[Graph, int]()
@@ -91,8 +91,8 @@ class Machine:
         plain = exact or limited  # of which nothing is generated
         generated = self._compiled_as(captured, like) if kernels is not None else None if plain else self.networked(captured)
         first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
-        made = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
-        return replace(first, held_by_eager=held), *(replace(each, root=roots.get(each.graph, -1)) for each in made)
+        equal_ones = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
+        return replace(first, held_by_eager=held_storages), *(replace(each, root=roots.get(each.graph, -1)) for each in equal_ones)
 
     def networked(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
         """The captured graph with what this machine's compiler makes kernels for, where it can run here; as `chosen` before."""
@@ -122,9 +122,11 @@ class Machine:
         whole = {prepared(each.graph): each for each in worth_parting(known.values())}
         unsplit = {graph: replace(each, graph=graph, exact=False) for graph, each in whole.items()} | dict(known)
         graphs = [*known, *(graph for graph in whole if graph not in known)]
-        found = found_like(graphs, like) or self._found(captured, graphs, whole, laboratory)
-        made = {each.graph: unsplit.get(each.graph) or replace(unsplit[graphs[each.of]], graph=each.graph, exact=False) for each in found}
-        return {graphs[0]: known[graphs[0]]} | made, {each.graph: each.of for each in found}
+        split = found_like(graphs, like) or self._found(captured, graphs, whole, laboratory)
+        rewritten = {
+            each.graph: unsplit.get(each.graph) or replace(unsplit[graphs[each.of]], graph=each.graph, exact=False) for each in split
+        }
+        return {graphs[0]: known[graphs[0]]} | rewritten, {each.graph: each.of for each in split}
 
     def _found(self, captured: Captured, graphs: Sequence[Graph], whole: Collection[Graph], laboratory: Laboratory) -> list[FoundGraph]:
         """What a search over graphs finds, of which some may be split."""
@@ -132,8 +134,8 @@ class Machine:
         of = {each.graph: each for each in measured}  # without those that are no equal graph after all
         given = [MeasuredGraph(graph, of[graph].node_us, of[graph].workspace_bytes, graph in whole) for graph in graphs if graph in of]
         with self.stages.stage("split", f"looking for what of {len(graphs[0].nodes)} operators to run in parts"):
-            found = found_graphs(given, self._rates(captured)(), self.granule_bytes(captured), self.links(captured))
-        return [replace(each, of=graphs.index(given[each.of].graph)) for each in found]
+            searched = found_graphs(given, self._rates(captured)(), self.granule_bytes(captured), self.links(captured))
+        return [replace(each, of=graphs.index(given[each.of].graph)) for each in searched]
 
     def rewritings(self, graph: Graph, captured: Captured, laboratory: Laboratory, *, exact: bool, limited: bool) -> Iterator[Rewriting]:
         """The graph as algebra rewrites it, where it is known what that costs in time."""
@@ -157,9 +159,9 @@ class Machine:
             return [Candidate(graph, workspaces_within(graph.nodes, round_to=granule_bytes)) for graph in graphs]
         with self.stages.stage("measure", "measuring operators' temporaries") as say:
             laboratory.listener = _share(say)
-            found = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}
+            workspaces = {graph: measure_workspaces(graph.nodes, laboratory=laboratory) for graph in graphs}
         # An equal graph whose operators give results that lie otherwise than it says is none.
-        return [Candidate(graph, found[graph].nbytes) for graph in graphs if graph is graphs[0] or not found[graph].unlike]
+        return [Candidate(graph, workspaces[graph].nbytes) for graph in graphs if graph is graphs[0] or not workspaces[graph].unlike]
 
     def _rates(self, captured: Captured) -> Callable[[], Device]:
         """The machine as numbers, which are measured only where a time has to be told by them."""
@@ -174,8 +176,8 @@ class Machine:
             rates = self._rates(captured)
             if not self.tries:
                 return tuple(_by_rates(each, rates()) for each in candidates)
-            found = [measure_timings(each.graph.nodes, rates, laboratory=laboratory) for each in candidates]
-            pairs = zip(candidates, found, strict=True)
+            timings = [measure_timings(each.graph.nodes, rates, laboratory=laboratory) for each in candidates]
+            pairs = zip(candidates, timings, strict=True)
             return tuple(each.timed(as_compiled(each.graph.nodes, its.us), its.issue_us) for each, its in pairs)
 
 

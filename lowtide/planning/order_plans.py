@@ -45,20 +45,20 @@ def ordered(candidates: Sequence[Candidate], request: Request) -> Plan:
 def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan:
     """One candidate in the order that is known of it, or that the solver finds. Not yet checked."""
     granule_bytes = request.granule_bytes
-    problem, found = best.order_problem(granule_bytes), best.ordered(request.solver, granule_bytes)
-    footprint = simulate(problem, found.order)
-    order = tuple(int(index) for index in found.order)
+    problem, schedule = best.order_problem(granule_bytes), best.ordered(request.solver, granule_bytes)
+    footprint = simulate(problem, schedule.order)
+    order = tuple(int(index) for index in schedule.order)
     plan = Plan(
         graph=best.graph,
         order=order,
         reuses=tuple(int(slot) for slot in footprint.reuses),
         workspace_bytes=tuple(int(size) for size in best.workspace_bytes),
         resident_bytes=int(problem.resident_bytes) + sum(storage_bytes(each, granule_bytes) for each in offloaded_storages(best.graph)),
-        peak_bytes=int(found.peak_bytes),
+        peak_bytes=int(schedule.peak_bytes),
         eager_peak_bytes=captured.eager(granule_bytes).peak_bytes,
-        lower_bound_bytes=int(found.lower_bound_bytes),
-        status=found.status.name.lower(),
-        solver=found.solver,
+        lower_bound_bytes=int(schedule.lower_bound_bytes),
+        status=schedule.status.name.lower(),
+        solver=schedule.solver,
         provenance=request.provenance,
         peak=profile_of(best.graph, problem, order, footprint, round_to=granule_bytes).snapshot(best.graph, order),
         granule_bytes=granule_bytes,

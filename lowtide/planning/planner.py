@@ -40,16 +40,16 @@ class Planner:
         if request.budget.is_limit:
             self._recall(request)
             self._search(request)
-        found: list[Plan] = []
+        plans: list[Plan] = []
         refused: list[BudgetError] = []
         for which in range(len(self.programs)):
             try:
-                found.append(self._plan(which, request))
+                plans.append(self._plan(which, request))
             except BudgetError as error:
                 refused.append(error)
         if refused:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
-        return [*found[:-1], replace(found[-1], first_steps=tuple(found[:-1]))]
+        return [*plans[:-1], replace(plans[-1], first_steps=tuple(plans[:-1]))]
 
     def peak_by_order_bytes(self, request: Request) -> int:
         """What the last program takes in the best order found for any of its graphs that cost no time; no plan is made of it."""
@@ -73,13 +73,13 @@ class Planner:
             assert request.budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
             more = split_loss_text(self.programs[which][0].graph, request.budget.memory_bytes, request)
             raise refusal(searched.plan(searched.leanest, by_order), request.budget.memory_bytes, more)
-        found = searched.plan(point, by_order)
-        return checked(overlapped(found, request.budget.memory_bytes or found.peak_bytes))
+        plan = searched.plan(point, by_order)
+        return checked(overlapped(plan, request.budget.memory_bytes or plan.peak_bytes))
 
     def _candidates(self, which: int, request: Request) -> list[Candidate]:
         """Those that may be used: what takes longer than the captured graph only where there is a limit."""
-        found = [each for each in self.programs[which] if each.exact or not request.exact]
-        return found if request.budget.is_limit else [each for each in found if not each.costs_time]
+        candidates = [each for each in self.programs[which] if each.exact or not request.exact]
+        return candidates if request.budget.is_limit else [each for each in candidates if not each.costs_time]
 
     def _search(self, request: Request) -> None:
         """Have what the request asks for searched, once for all programs: one that is stopped is not begun again for the next."""
@@ -113,8 +113,8 @@ class Planner:
         known = self._known(request)
         if known[-1] is None:
             remembered = SearchCache.of(self._all(request), request)
-            found = None if remembered is None else remembered.recall()
-            known[-1] = found or CandidateArchive.bare(self._candidates(len(self.programs) - 1, request), request)
+            archive = None if remembered is None else remembered.recall()
+            known[-1] = archive or CandidateArchive.bare(self._candidates(len(self.programs) - 1, request), request)
 
     def _keep(self, main: CandidateArchive, request: Request) -> None:
         remembered = SearchCache.of(self._all(request), request)
@@ -126,11 +126,11 @@ class Planner:
 
     def _known(self, request: Request) -> list[CandidateArchive | None]:
         """By program what is known that may answer the request, whatever its limit and effort."""
-        asked = replace(request, budget=Budget(), sweeps=())
+        unlimited = replace(request, budget=Budget(), sweeps=())
         for other, known in self._searched:
-            if other == asked:
+            if other == unlimited:
                 return known
-        self._searched.append((asked, [None] * len(self.programs)))
+        self._searched.append((unlimited, [None] * len(self.programs)))
         return self._searched[-1][1]
 
 

@@ -139,8 +139,8 @@ def _own(peak: Snapshot) -> dict[Kind, int]:
 
 def _made(peak: Snapshot) -> Snapshot:
     """The snapshot with what the step itself makes; with all where that is nothing."""
-    made = tuple(tensor for tensor in peak.tensors if not tensor.kind.caller_owned)
-    return replace(peak, tensors=made or peak.tensors)
+    own_tensors = tuple(tensor for tensor in peak.tensors if not tensor.kind.caller_owned)
+    return replace(peak, tensors=own_tensors or peak.tensors)
 
 
 def _offers(report: CostReport) -> str:

@@ -55,14 +55,14 @@ def split_as(graph: Graph, saved: Graph) -> Graph | None:
 
 def found_like(graphs: Sequence[Graph], like: Sequence[Candidate]) -> list[FoundGraph]:
     """Of these graphs what candidates are that were found for another program; nothing where that had none, or looks otherwise."""
-    found: list[FoundGraph] = []
+    alike: list[FoundGraph] = []
     for each in like[1:]:
         graph = graphs[each.root] if 0 <= each.root < len(graphs) else None
-        made = None if graph is None else split_as(graph, each.graph) if any(map(is_loop, each.graph.nodes)) else graph
-        if made is None:
+        split = None if graph is None else split_as(graph, each.graph) if any(map(is_loop, each.graph.nodes)) else graph
+        if split is None:
             return []
-        found.append(FoundGraph(made, each.root))
-    return found
+        alike.append(FoundGraph(split, each.root))
+    return alike
 
 
 def _made(body: Graph) -> Iterator[str]:
@@ -75,8 +75,8 @@ def _regions(loops: Loops, body: Graph, makers: dict[str, int], places: frozense
     for node in body.nodes:
         for value, dim in _cut(node):
             name = value.name.removesuffix(_WHOLE)
-            made = loops.graph.nodes[makers[name]].results if name in makers else ()
-            for anchor in (each for each in made if each.name == name and len(each.shape) == len(value.shape)):
+            results = loops.graph.nodes[makers[name]].results if name in makers else ()
+            for anchor in (each for each in results if each.name == name and len(each.shape) == len(value.shape)):
                 region = loops.regions.around(anchor, dim, sorted(places))
                 if region is not None and region.places == places:
                     yield region
@@ -98,17 +98,17 @@ def as_saved(saved: Plan, graph: Graph, *, exact: bool, generated: Graph | None 
     """
     equal = equal_graphs(graph)
     ruled = rewritten_as(equal[-1], saved.algebra)
-    found = _of_one(saved, [*equal, ruled.graph] if ruled.exact else equal)
-    if found is None:
+    plan = _of_one(saved, [*equal, ruled.graph] if ruled.exact else equal)
+    if plan is None:
         graphs = [each for each in (generated, None if ruled.exact else ruled.graph) if each is not None]
-        found = _of_one(saved, [*graphs, *_in_parts(ruled.graph if saved.algebra else equal[-1], saved)])
-        if found is not None and exact:
+        plan = _of_one(saved, [*graphs, *_in_parts(ruled.graph if saved.algebra else equal[-1], saved)])
+        if plan is not None and exact:
             raise FormatError("the saved plan rounds otherwise than eager: say exact=False, or leave `plan` out to make a new one")
-    if found is None:
+    if plan is None:
         raise FormatError(
             "the saved plan was changed: its graph is not what the program was rewritten to; leave `plan` out to make a new one"
         )
-    return found
+    return plan
 
 
 def _in_parts(graph: Graph, saved: Plan) -> Iterator[Graph]:

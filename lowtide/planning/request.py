@@ -87,10 +87,10 @@ class ProgressWatch:
         self._watcher, self._memory_bytes, self._latency = watcher, memory_bytes, latency
         self._seen, self._lock = Archive(list(known)), Lock()
 
-    def __call__(self, share: float, found: Archive) -> None:
+    def __call__(self, share: float, archive: Archive) -> None:
         """Of a search under way: the share that is done, and what it has found."""
         with self._lock:
-            for point in found.points:
+            for point in archive.points:
                 self._seen.add(point)
             best, plain_us = self._best(), self._seen.points[-1].time_us
             slower = best.time_us / plain_us - 1 if plain_us else 0.0
@@ -105,15 +105,15 @@ class ProgressWatch:
 
 def in_turn(listener: Listener | None, sweeps: Sequence[Sweep]) -> list[Listener | None]:
     """A listener for each of several searches, one after another, that tells `listener` the share of all."""
-    total, before, found = sum(sweep.max_states for sweep in sweeps) or 1, 0, list[Listener | None]()
+    total, before, listeners = sum(sweep.max_states for sweep in sweeps) or 1, 0, list[Listener | None]()
     for sweep in sweeps:
-        found.append(None if listener is None else partial(_of_all, listener, before / total, sweep.max_states / total))
+        listeners.append(None if listener is None else partial(_of_all, listener, before / total, sweep.max_states / total))
         before += sweep.max_states
-    return found
+    return listeners
 
 
-def _of_all(listener: Listener, before: float, weight: float, share: float, found: Archive) -> None:
-    listener(before + weight * share, found)
+def _of_all(listener: Listener, before: float, weight: float, share: float, archive: Archive) -> None:
+    listener(before + weight * share, archive)
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ class Memory:
         """What a user wrote. Raises TypeError and ValueError, which say what is expected."""
         if isinstance(given, bool) or not isinstance(given, (int, str)):
             raise TypeError(f"memory: {_WISH}; got {given!r}")
-        found = cls(given) if isinstance(given, int) else cls._read(given)
-        if found is None or (found.nbytes <= 0 and not found.share):
+        memory = cls(given) if isinstance(given, int) else cls._read(given)
+        if memory is None or (memory.nbytes <= 0 and not memory.share):
             raise ValueError(f"memory: {_WISH}; got {given!r}")
-        return found
+        return memory
 
     @classmethod
     def _read(cls, text: str) -> Memory | None:
-        found = _AMOUNT.fullmatch(text)
-        if found is None:
+        amount = _AMOUNT.fullmatch(text)
+        if amount is None:
             return None
-        number, unit = float(found[1]), found[2].lower()
+        number, unit = float(amount[1]), amount[2].lower()
         if unit == "%":
             return cls(share=number / 100)
         return cls(int(number * _UNITS[unit])) if unit in _UNITS else None

@@ -74,8 +74,8 @@ class SearchCache:
             data = self._parsed(read_utf8(self.path, regular=True))
             pairs = [pair for of, program in _pairs(data["orders"], self.programs) for pair in _pairs(of, program)]
             orders = [(candidate, _schedule(item, candidate, self.request)) for item, candidate in pairs]
-            for candidate, found in orders:
-                candidate.know_order(self.request.solver, self.request.granule_bytes, found)
+            for candidate, order in orders:
+                candidate.know_order(self.request.solver, self.request.granule_bytes, order)
             main = CandidateArchive.bare(self.programs[-1], self.request)
             archive = Archive(list(main.archive.points), fields.integer(_WHERE, data, "states"))
             done = tuple(map(_sweep, data["done"]))
@@ -115,14 +115,14 @@ class SearchCache:
             "points": [[point.problem, len(point.sequence)] for point in points],
             "sequences": _packed([point.sequence for point in points]),
         }
-        return json.dumps(data | {"checksum": _checksum(data)})
+        return json.dumps(data | {"checksum": checksum(data)})
 
     def _parsed(self, text: str) -> dict[str, Any]:
         """The fields of the file, of this key and as they were written. Raises ValueError."""
         data = json.loads(text)
         if not isinstance(data, dict) or (data.get("format"), data.get("version"), data.get("key")) != (_FORMAT, _VERSION, self.key):
             raise FormatError(f"{_WHERE}: expected a file of this program")
-        if data.pop("checksum", None) != _checksum(data):
+        if data.pop("checksum", None) != checksum(data):
             raise FormatError(f"{_WHERE}: expected the file as it was written")
         if not all(isinstance(data.get(name), list) for name in ("orders", "done", "points")):
             raise FormatError(f"{_WHERE}: expected lists of orders, searches and points")
@@ -130,29 +130,29 @@ class SearchCache:
 
 
 def _key(programs: Sequence[Sequence[Candidate]], request: Request) -> str:
-    found = hashlib.sha256(json.dumps([_sources(), described(request.solver), request.granule_bytes]).encode())
+    digest = hashlib.sha256(json.dumps([_sources(), described(request.solver), request.granule_bytes]).encode())
     for program in programs:
-        found.update(program[0].program(request.provenance.torch, request.granule_bytes).encode())
+        digest.update(program[0].program(request.provenance.torch, request.granule_bytes).encode())
         for candidate in program:
             problem = candidate.remat_problem(request.granule_bytes, request.links, request.swap_state)
-            found.update(f"{problem.problem.resident_bytes} {problem.problem.start_bytes};".encode())
+            digest.update(f"{problem.problem.resident_bytes} {problem.problem.start_bytes};".encode())
             for array in (*problem.facts, problem.is_view, *problem.problem.preds):
-                found.update(f"{array.dtype} {array.shape};".encode() + np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+                digest.update(f"{array.dtype} {array.shape};".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 @cache
 def _sources() -> str:
     """Of the files that decide what a search finds: another version of them searches anew."""
-    package, found = Path(__file__).parents[1], hashlib.sha256()
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
     for room in _DEPENDS_ON:
         for path in sorted((package / room).rglob("*.py")):
-            found.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    return found.hexdigest()
+            digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
-def _row(found: Schedule) -> dict[str, Any]:
-    return {"order": list(found.order), "lower_bound_bytes": found.lower_bound_bytes, "solver": found.solver}
+def _row(schedule: Schedule) -> dict[str, Any]:
+    return {"order": list(schedule.order), "lower_bound_bytes": schedule.lower_bound_bytes, "solver": schedule.solver}
 
 
 def _schedule(item: Any, candidate: Candidate, request: Request) -> Schedule:
@@ -214,7 +214,8 @@ def _pairs(one: Any, other: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(one, other, strict=True))
 
 
-def _checksum(data: dict[str, Any]) -> str:
+def checksum(data: dict[str, Any]) -> str:
+    """Of a JSON object, in whatever order its fields are."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

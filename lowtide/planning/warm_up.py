@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from lowtide.base.kernels import can_be_cached, is_at_hand
 from lowtide.remat.blocks.seeds import warm_up_seeds
 from lowtide.remat.evict.eviction import warm_up_eviction
 from lowtide.remat.evict.victims import make_room
+from lowtide.remat.sweep.search import processors
 from lowtide.schedule import Auto, Beam, Exact, ProgramOrder, Solver
 from lowtide.schedule.auto import warm_up, warm_up_beside_search
 from lowtide.schedule.exact.threshold import search
@@ -36,7 +36,7 @@ def compile_ahead(solver: Solver, *, limited: bool) -> None:
     """Have a second process begin with its half, where kernels have to be compiled: whatever else comes before a search runs beside it."""
     if _BESIDE.is_running:  # for an earlier call, which was refused before it got here
         return
-    if not is_at_hand(search) and isinstance(solver, Auto) and can_be_cached() and _processors() > 1:
+    if not is_at_hand(search) and isinstance(solver, Auto) and can_be_cached() and processors() > 1:
         _LOGGER.warning(_SENTENCE)
         _BESIDE.start(limited)
 
@@ -109,8 +109,3 @@ class _Beside:
 
 _BESIDE = _Beside()
 atexit.register(_BESIDE.end)
-
-
-def _processors() -> int:
-    """How many this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

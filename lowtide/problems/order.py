@@ -128,8 +128,8 @@ class OrderProblem:
         """By node: the tensors that it makes, ascending."""
         present = np.count_nonzero(self.producer < 0)
         ids = np.argsort(self.producer, kind="stable")[present:]
-        made = np.bincount(self.producer[ids], minlength=self.node_count)
-        return Rows(_offsets(made), _frozen(ids.astype(np.int32)))
+        counts = np.bincount(self.producer[ids], minlength=self.node_count)
+        return Rows(_offsets(counts), _frozen(ids.astype(np.int32)))
 
     @cached_property
     def made_bytes(self) -> Bytes:

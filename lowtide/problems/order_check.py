@@ -133,15 +133,15 @@ def _check_acyclic(preds: Sequence[Sequence[int]], tasks: Sequence[Task]) -> Non
         raise FormatError(f"nodes wait for one another in a cycle: {' after '.join(_where(node, tasks) for node in cycle)}")
 
 
-def _cycle(preds: Sequence[Sequence[int]], waiting: Sequence[int], shown: int = 8) -> list[int]:
-    """Nodes of one cycle, each after the next, first and last the same; the first `shown` where it is longer."""
+def _cycle(preds: Sequence[Sequence[int]], waiting: Sequence[int]) -> list[int]:
+    """Nodes of one cycle, each after the next, first and last the same; the first few where it is longer."""
     node = next(node for node, count in enumerate(waiting) if count)
     path: dict[int, None] = {}
     while node not in path:  # each waiting node has a waiting predecessor, so this walk comes back to its own path
         path[node] = None
         node = next(pred for pred in preds[node] if waiting[pred])
     trail = list(path)
-    return [*trail[trail.index(node) :], node][:shown]
+    return [*trail[trail.index(node) :], node][:_SHOWN]
 
 
 def _where(index: int, tasks: Sequence[Task]) -> str:

@@ -105,8 +105,8 @@ def _integer(digits: str) -> int:
 def _general(data: dict[str, Any]) -> OrderProblem:
     fields.check_fields("the top level", data, {"format", "version", "resident_bytes", "tensors", "nodes"})
     if data.get("format") != _FORMAT or data.get("version") != _VERSION or isinstance(data.get("version"), bool):
-        found = f"{data.get('format')!r} version {data.get('version')!r}"
-        raise FormatError(f'expected "format" {_FORMAT!r} and "version" {_VERSION}, got {found}: write it again with this release')
+        version = f"{data.get('format')!r} version {data.get('version')!r}"
+        raise FormatError(f'expected "format" {_FORMAT!r} and "version" {_VERSION}, got {version}: write it again with this release')
     if not isinstance(data.get("tensors"), list):
         fields.refuse("the top level", "tensors", "a list", data.get("tensors"))
     tensor_bytes, kept = [], []
@@ -197,8 +197,8 @@ def _node_item(problem: OrderProblem, lists: _Lists, node: int) -> dict[str, Any
 
 def _simple_items(problem: OrderProblem, lists: _Lists) -> list[dict[str, Any]] | None:
     """The items of the simple form, or None where it would lose something."""
-    made = [node for node in lists.producer if node >= 0]
-    one_each = made == list(range(problem.node_count))  # in the order of their tensors
+    makers = [node for node in lists.producer if node >= 0]
+    one_each = makers == list(range(problem.node_count))  # in the order of their tensors
     kept_if_unread = all(kept == (readers == 0) for kept, readers in zip(lists.kept, lists.readers, strict=True))
     if not one_each or not kept_if_unread or problem.resident_bytes or np.any(problem.workspace_bytes):
         return None

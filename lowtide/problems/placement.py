@@ -125,8 +125,8 @@ def _check(problem: PlaceProblem) -> None:
             raise FormatError(f"{what}: expected one for each of {n} buffers, got {len(getattr(problem, what))}")
     bad = (problem.size_bytes < 0) | (problem.size_bytes >= _MAX) | (problem.start > problem.end) | (problem.align_bytes < 1)
     bad |= (abs(problem.start) >= _MAX) | (abs(problem.end) >= _MAX) | (problem.align_bytes >= _MAX)
-    held = problem.fixed_bytes != FREE
-    bad |= held & (
+    are_fixed = problem.fixed_bytes != FREE
+    bad |= are_fixed & (
         (problem.fixed_bytes < 0) | (problem.fixed_bytes >= _MAX) | (problem.fixed_bytes % np.maximum(problem.align_bytes, 1) != 0)
     )
     for buffer in np.flatnonzero(bad)[:1]:
@@ -137,17 +137,17 @@ def _check(problem: PlaceProblem) -> None:
     total = sum(problem.size_bytes.tolist()) + sum((problem.align_bytes - 1).tolist())
     if total >= _MAX:
         raise FormatError(f"expected sizes that add up to less than 2**62 bytes, got {total}")
-    _check_fixed(problem, np.flatnonzero(held & (problem.size_bytes > 0) & (problem.start < problem.end)))
+    _check_fixed(problem, np.flatnonzero(are_fixed & (problem.size_bytes > 0) & (problem.start < problem.end)))
 
 
-def _check_fixed(problem: PlaceProblem, held: NDArray[np.intp]) -> None:
+def _check_fixed(problem: PlaceProblem, fixed_ids: NDArray[np.intp]) -> None:
     """Raises FormatError where two buffers of fixed offsets meet."""
-    low, high = problem.fixed_bytes[held], (problem.fixed_bytes + problem.size_bytes)[held]
-    start, end = problem.start[held], problem.end[held]
-    for place in range(1, len(held)):
+    low, high = problem.fixed_bytes[fixed_ids], (problem.fixed_bytes + problem.size_bytes)[fixed_ids]
+    start, end = problem.start[fixed_ids], problem.end[fixed_ids]
+    for place in range(1, len(fixed_ids)):
         meets = (start[:place] < end[place]) & (start[place] < end[:place]) & (low[:place] < high[place]) & (low[place] < high[:place])
         for other in np.flatnonzero(meets)[:1]:
-            first, second = problem.names[held[other]], problem.names[held[place]]
+            first, second = problem.names[fixed_ids[other]], problem.names[fixed_ids[place]]
             raise FormatError(f"buffers {first} and {second}: expected fixed offsets apart, got both on byte {max(low[other], low[place])}")
 
 

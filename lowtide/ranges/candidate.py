@@ -55,9 +55,9 @@ class Ranged:
     def by_algebra(cls, rewriting: Rewriting, measures: Measures, smallest_us: float) -> Ranged:
         """Of a graph that algebra has made, which takes so much longer at the smallest point; its applied_rules tell of the largest."""
         extra_us = smallest_us, sum(applied_rule.cost_us for applied_rule in rewriting.applied_rules)
-        made = cls.of(rewriting.graph, measures)
+        ranged = cls.of(rewriting.graph, measures)
         return replace(
-            made, exact=rewriting.exact, costs_time=rewriting.costs_time, applied_rules=rewriting.applied_rules, extra_us=extra_us
+            ranged, exact=rewriting.exact, costs_time=rewriting.costs_time, applied_rules=rewriting.applied_rules, extra_us=extra_us
         )
 
     def is_free_at(self, point: Mapping[str, int]) -> bool:
@@ -94,11 +94,11 @@ class Ranged:
     def at(self, point: Mapping[str, int]) -> Candidate:
         """The candidate of numbers at a point; what follows from it is kept for a while. Raises ShapeError for a wrong point."""
         key = tuple(point[each.name] for each in self.dimensions if each.name in point)
-        found = self._known.pop(key, None) or self.made(point)
+        candidate = self._known.pop(key, None) or self.made(point)
         while len(self._known) >= _MOST:  # that which was asked for longest ago goes
             del self._known[next(iter(self._known))]
-        self._known[key] = found
-        return found
+        self._known[key] = candidate
+        return candidate
 
     def order_problem(self, granule_bytes: int) -> SymbolicProblem:
         """The ordering problem, without the workspaces that were measured."""
@@ -123,13 +123,13 @@ class Ranged:
     def made(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
         graph = self.at_largest if dict(point) == largest(self.dimensions) else self._at(point)
-        held = self.held_by_eager.at(point)
+        held_storages = self.held_by_eager.at(point)
         applied_rules = tuple(
             applied_rule.at(partial(size_at, dimensions=self.dimensions, point=point)) for applied_rule in self.applied_rules
         )
         spaces, times = self.measures.workspaces_at(point), self.measures.times_at(point)
         costs_time, problem_of = self.costs_time or not self.is_free_at(point), partial(self.order_problem_at, dict(point))
-        return Candidate(graph, spaces, times, self.exact, held, costs_time, applied_rules, problem_of=problem_of)
+        return Candidate(graph, spaces, times, self.exact, held_storages, costs_time, applied_rules, problem_of=problem_of)
 
 
 def same_everywhere(graph: Graph) -> Graph:

@@ -70,13 +70,13 @@ class PlanFamily:
         known = self._chosen.get(tuple(at.values()))
         if known is not None:
             return known
-        found = self._best(at)
-        if found is None:
+        member = self._best(at)
+        if member is None:
             raise self._refusal(at)
         if len(self._chosen) >= _MOST_KNOWN:
             self._chosen.clear()
-        self._chosen[tuple(at.values())] = found
-        return found
+        self._chosen[tuple(at.values())] = member
+        return member
 
     def peak_bytes(self, point: Mapping[str, int]) -> int:
         """What the chosen member takes at a point, with what is resident. Raises as `choose` does."""
@@ -108,8 +108,8 @@ class PlanFamily:
         Raises ShapeError for a wrong point.
         """
         at = checked_point(self.dimensions, point)
-        found = {each.name: _last(each.least, each.most, partial(self._fits, at, each.name)) for each in self.dimensions}
-        return {each.name: found[each.name] for each in self.dimensions if found[each.name] >= each.least}
+        largest = {each.name: _last(each.least, each.most, partial(self._fits, at, each.name)) for each in self.dimensions}
+        return {each.name: largest[each.name] for each in self.dimensions if largest[each.name] >= each.least}
 
     def _fits(self, point: Mapping[str, int], name: str, number: int) -> bool:
         return self.fits({**point, name: number})
@@ -145,21 +145,21 @@ class PlanFamily:
         return Several([member.footprints for member in self.members], groups), which
 
     def _times(self, point: Mapping[str, int]) -> NDArray[np.float64]:
-        found = np.zeros(len(self.members))
+        times = np.zeros(len(self.members))
         for which, (places, runs, waits_us) in self._paces.items():
-            found[places] = paces_at(self.candidates[which].measures, point, runs, waits_us)
-        return found
+            times[places] = paces_at(self.candidates[which].measures, point, runs, waits_us)
+        return times
 
     @cached_property
     def _paces(self) -> dict[int, tuple[list[int], NDArray[np.float64], NDArray[np.float64]]]:
         """By candidate the places of its members, and how these run."""
-        found = {}
+        by_member = {}
         for which in sorted({member.candidate for member in self.members}):
             paces = {place: each.pace for place, each in enumerate(self.members) if each.candidate == which and each.pace is not None}
             if paces:
                 runs, waits_us = (np.stack(each) for each in zip(*((pace.runs, pace.waits_us) for pace in paces.values()), strict=True))
-                found[which] = list(paces), runs, waits_us
-        return found
+                by_member[which] = list(paces), runs, waits_us
+        return by_member
 
     def _plan(self, member: Member, point: Mapping[str, int]) -> Plan:
         if member.sequence is None:
@@ -171,9 +171,9 @@ class PlanFamily:
         for peak_bytes, time_us in zip(self._peaks(point).tolist(), self._times(point).tolist(), strict=True):
             archive.add(Point(peak_bytes, time_us, 0, member.sequence))  # of the others only these are asked
         own = Point(member.peak_bytes(point), member.time_us(point), 0, member.sequence)
-        found = CandidateArchive((candidate,), (problem,), ([],), archive, self.request.granule_bytes).plan(own, by_order)
-        assert found.cost_report is not None, "a sequence has a report"
-        return replace(found, cost_report=replace(found.cost_report, order_us=self.order_us(point)))
+        plan = CandidateArchive((candidate,), (problem,), ([],), archive, self.request.granule_bytes).plan(own, by_order)
+        assert plan.cost_report is not None, "a sequence has a report"
+        return replace(plan, cost_report=replace(plan.cost_report, order_us=self.order_us(point)))
 
     def _in_order(self, member: Member, point: Mapping[str, int]) -> Plan:
         """A member without recomputation at a point, not yet checked."""

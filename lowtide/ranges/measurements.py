@@ -56,12 +56,12 @@ def all_ranged(
     """
     grid = _Grid.of(measured_at(programs[-1].graph.dimensions), machine, laboratory)
     written = {tuple(point.values()): at_point for point, at_point in zip(grid.points, grid.written, strict=True)}
-    found = [_ranged(each, grid, timed=timed, exact=exact) for each in programs]
-    return [tuple(replace(each, written=written) for each in program) for program in found]
+    ranged = [_ranged(each, grid, timed=timed, exact=exact) for each in programs]
+    return [tuple(replace(each, written=written) for each in program) for program in ranged]
 
 
 def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tuple[Ranged, ...]:
-    found: list[Ranged] = []
+    candidates: list[Ranged] = []
     equal = equal_graphs(captured.graph)
 
     def measures(graph: Graph) -> Measures | None:
@@ -73,15 +73,15 @@ def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tup
 
     for graph in equal:
         if (measured := measures(graph)) is not None:
-            found.append(Ranged.of(graph, measured, held_by_eager=NOTHING_HELD if found else captured.held))
+            candidates.append(Ranged.of(graph, measured, held_by_eager=NOTHING_HELD if candidates else captured.held))
     corners = largest(equal[-1].dimensions), smallest(equal[-1].dimensions)
     ends = [grid.written[grid.points.index(each)].graph(equal[-1]) for each in corners]
     rewritings = [*grid.machine.rewritings(ends[0], captured, grid.laboratory, exact=exact, limited=timed)]
     at_smallest = [*grid.machine.rewritings(ends[1], captured, grid.laboratory, exact=exact, limited=True)] if rewritings else []
     for over in (over_dimensions(equal[-1], each) for each in rewritings):
         if over is not None and (measured := measures(over.graph)) is not None:
-            found.append(Ranged.by_algebra(over, measured, cost_of_applied(over.applied_rules, at_smallest)))
-    return tuple(found)
+            candidates.append(Ranged.by_algebra(over, measured, cost_of_applied(over.applied_rules, at_smallest)))
+    return tuple(candidates)
 
 
 def measured_at(dimensions: Dimensions) -> tuple[Point, ...]:
@@ -94,7 +94,7 @@ def _workspaces(graphs: list[Graph], grid: _Grid, *, is_captured: bool) -> list[
     machine = grid.machine
     if not machine.tries or machine.simulated is not None:
         return [(0,) * len(graph.nodes) for graph in graphs]
-    found = []
+    workspaces = []
     with machine.stages.stage("measure", "measuring operators' temporaries"):
         known: dict[Node, int] = {}  # what has no dimensions is the same node at every point
         for graph, point in zip(graphs, grid.points, strict=True):
@@ -105,8 +105,8 @@ def _workspaces(graphs: list[Graph], grid: _Grid, *, is_captured: bool) -> list[
             if measured.unlike:
                 return None
             known.update(zip(nodes, measured.nbytes, strict=True))
-            found.append(tuple(known[node] for node in graph.nodes))
-    return found
+            workspaces.append(tuple(known[node] for node in graph.nodes))
+    return workspaces
 
 
 def _unlike(op: str, point: Mapping[str, int]) -> CaptureError:
@@ -135,8 +135,8 @@ def _times(graphs: list[Graph], captured: Captured, grid: _Grid) -> NDArray[np.f
     factors = np.log((real + tiny) / (rates[ends] + tiny))
     span = np.log((rates[ends[0]] + tiny) / (rates[ends[-1]] + tiny))
     share = np.log((rates + tiny) / (rates[ends[-1]] + tiny)) / np.where(np.abs(span) < tiny, np.inf, span)
-    found: NDArray[np.float64] = (rates + tiny) * np.exp(factors[-1] + share * (factors[0] - factors[-1])) - tiny
-    return found.clip(0.0)
+    times: NDArray[np.float64] = (rates + tiny) * np.exp(factors[-1] + share * (factors[0] - factors[-1])) - tiny
+    return times.clip(0.0)
 
 
 def _is_end(point: Mapping[str, int], dimensions: Dimensions) -> bool:

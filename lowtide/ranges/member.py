@@ -74,9 +74,9 @@ class Member:
         if self.sequence is not None:
             graph = rematerialise(graph, self.sequence.tolist()).graph
             order, there = tuple(range(len(graph.nodes))), at(graph, largest(graph.dimensions))
-        found = Written(graph, order, tuple(map(int, simulate(same_for_all(there, graph), order).reuses)))
-        _check(found, there)
-        return found
+        written = Written(graph, order, tuple(map(int, simulate(same_for_all(there, graph), order).reuses)))
+        _check(written, there)
+        return written
 
 
 def in_order(candidates: Sequence[Ranged], which: int, order: Sequence[int], request: Request) -> Member:

@@ -70,18 +70,18 @@ def order_members(candidates: Sequence[Ranged], request: Request) -> tuple[Membe
     graph it is none.
     """
     dimensions = candidates[0].dimensions
-    found: dict[tuple[int, tuple[int, ...]], Member] = {}
+    by_order: dict[tuple[int, tuple[int, ...]], Member] = {}
     for point in _points(candidates):
         problems = {
             which: each.order_problem_at(point, request.granule_bytes) for which, each in enumerate(candidates) if each.is_free_at(point)
         }
-        there = [member for member in found.values() if member.candidate in problems]
+        there = [member for member in by_order.values() if member.candidate in problems]
         least = min((member.peak_bytes(point) for member in there), default=None)
         if least is None or least > _bound_bytes(problems, there) * (1 + _NEAR):
-            which, order = _solved(problems, request) if found else _largest_solved(candidates, point, request)
-            if (which, order) not in found:
-                found[which, order] = in_order(candidates, which, order, request)
-    members = list(found.values())
+            which, order = _solved(problems, request) if by_order else _largest_solved(candidates, point, request)
+            if (which, order) not in by_order:
+                by_order[which, order] = in_order(candidates, which, order, request)
+    members = list(by_order.values())
     samples = (largest(dimensions), *sample_points(dimensions, _JUDGED))
     peaks = np.array([_peaks(member, samples) for member in members])
     kept = fewest(peaks <= peaks.min(axis=0) * (1 + _TOLERANCE), peaks)
@@ -108,8 +108,8 @@ def _peaks(member: Member, samples: Sequence[Point]) -> Bytes:
 def _points(candidates: Sequence[Ranged]) -> list[Point]:
     """The largest first."""
     dimensions = candidates[0].dimensions
-    found = [largest(dimensions), *sample_points(dimensions, _SOLVED)]
-    return list({tuple(point.values()): point for point in found}.values())
+    points = [largest(dimensions), *sample_points(dimensions, _SOLVED)]
+    return list({tuple(point.values()): point for point in points}.values())
 
 
 def _largest_solved(candidates: Sequence[Ranged], point: Point, request: Request) -> tuple[int, tuple[int, ...]]:

@@ -59,13 +59,13 @@ class RangedProblem:
 
     def costs(self, sequences: Sequence[Ints], points: Sequence[Mapping[str, int]]) -> NDArray[np.float64]:
         """[sequences, points, 2] peak in bytes and time in microseconds. Raises ShapeError for a wrong point."""
-        found = np.zeros((len(sequences), len(points), 2))
+        costs = np.zeros((len(sequences), len(points), 2))
         for position, point in enumerate(points):
             problem = self.at(point)
             for row, sequence in enumerate(sequences):
                 cost = cost_of(problem, sequence)
-                found[row, position] = cost.peak_bytes, cost.time_us
-        return found
+                costs[row, position] = cost.peak_bytes, cost.time_us
+        return costs
 
     def at(self, point: Mapping[str, int]) -> RematProblem:
         """The problem at a point, for what sequences cost there; what may be swapped at all is as in the structure."""

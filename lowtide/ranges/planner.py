@@ -85,18 +85,18 @@ class RangePlanner:
 
     def _limited(self, pairs: list[_Pair], request: Request) -> list[tuple[Member, ...]]:
         """By program, with its candidates and the orders of least peak, the members that serve it under every limit."""
-        asked = replace(request, budget=Budget())
+        unlimited = replace(request, budget=Budget())
         for other, known in self._members:
-            if other == asked:
+            if other == unlimited:
                 return known
         main, pool = pairs[-1][0], _orders(*pairs[-1], request)
         pool += self._searched(main, request)
         members = self._few(main, pool, request)
-        found = [
+        carried = [
             self._few(program, _orders(program, orders, request) + self._carried(program, members, request), request)
             for program, orders in pairs[:-1]
         ]
-        self._members.append((asked, [*found, members]))
+        self._members.append((unlimited, [*carried, members]))
         return self._members[-1][1]
 
     def _searched_alone(self, pair: _Pair, request: Request) -> tuple[Member, ...]:
@@ -120,13 +120,13 @@ class RangePlanner:
         point = largest(self.dimensions)
 
         def problems(candidates: Sequence[Ranged]) -> Problems:
-            found = [each.at(point) for each in candidates]
-            return [(each.graph, each.remat_problem(request.granule_bytes, request.links, request.swap_state)) for each in found]
+            candidates_there = [each.at(point) for each in candidates]
+            return [(each.graph, each.remat_problem(request.granule_bytes, request.links, request.swap_state)) for each in candidates_there]
 
         given = ((each, each.sequence) for each in members if each.sequence is not None)
         points = [Found(each.peak_bytes(point), each.time_us(point), each.candidate, sequence) for each, sequence in given]
-        found = carried_points(problems(self._programs(request)[-1]), points, problems(program))
-        return [(each.problem, each.sequence) for each in found]
+        sequences = carried_points(problems(self._programs(request)[-1]), points, problems(program))
+        return [(each.problem, each.sequence) for each in sequences]
 
     def _planner(self, program: tuple[Ranged, ...], share: float, request: Request) -> Planner:
         """What searches a program at one point, so far on the way to the largest."""
@@ -137,17 +137,17 @@ class RangePlanner:
         return self._planners[key]
 
     def _ordered(self, programs: Sequence[tuple[Ranged, ...]], request: Request) -> list[tuple[Member, ...]]:
-        asked = _without_search(request)
+        unsearched = _without_search(request)
         for other, known in self._orders:
-            if other == asked:
+            if other == unsearched:
                 return known
-        self._orders.append((asked, [order_members(_free(program), request) for program in programs]))
+        self._orders.append((unsearched, [order_members(_free(program), request) for program in programs]))
         return self._orders[-1][1]
 
     def _programs(self, request: Request) -> list[tuple[Ranged, ...]]:
         """By program its candidates, those that take longer than the captured one last: without a limit they are none."""
-        found = [[each for each in program if each.exact or not request.exact] for program in self.programs]
-        return [tuple(sorted(program, key=lambda each: each.costs_time)) for program in found]
+        permitted = [[each for each in program if each.exact or not request.exact] for program in self.programs]
+        return [tuple(sorted(program, key=lambda each: each.costs_time)) for program in permitted]
 
 
 def _without_search(request: Request) -> Request:
@@ -164,8 +164,8 @@ def _orders(candidates: Sequence[Ranged], orders: Sequence[Member], request: Req
 
 
 def _pool(searched: CandidateArchive) -> Pool:
-    found = [(each.problem, each.sequence) for each in searched.archive.points]
-    return found + [(which, each) for which, some in enumerate(searched.orders) for each in some]
+    sequences = [(each.problem, each.sequence) for each in searched.archive.points]
+    return sequences + [(which, each) for which, some in enumerate(searched.orders) for each in some]
 
 
 def _refusal(family: PlanFamily, point: Point) -> BudgetError | None:

@@ -45,14 +45,14 @@ def smallest(dimensions: Dimensions) -> Point:
 
 def on_the_way(dimensions: Dimensions, share: float) -> Point:
     """The point so far from the smallest to the largest: every dimension grows by equal factors."""
-    found = {}
+    point = {}
     for each in dimensions:
         first, last = max(each.least, 1), max(each.most, 1)
-        found[each.name] = min(max(round(first * (last / first) ** share), each.least), each.most)
-    return found
+        point[each.name] = min(max(round(first * (last / first) ** share), each.least), each.most)
+    return point
 
 
 def judged_at(dimensions: Dimensions) -> tuple[Point, ...]:
     """The largest point first; samples of the whole range; and some on the way from the smallest to the largest."""
-    found = [largest(dimensions), *sample_points(dimensions, _ALL), *(on_the_way(dimensions, step / _BETWEEN) for step in range(_BETWEEN))]
-    return tuple({tuple(point.values()): point for point in found}.values())
+    points = [largest(dimensions), *sample_points(dimensions, _ALL), *(on_the_way(dimensions, step / _BETWEEN) for step in range(_BETWEEN))]
+    return tuple({tuple(point.values()): point for point in points}.values())

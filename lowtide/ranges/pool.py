@@ -77,16 +77,16 @@ class JudgedSequences:
         least_us, most_bytes = self.time_us[rows, places], self.peak_bytes[rows, places]
         delays = self.time_us[:, places] / np.maximum(least_us, _TINY_US) - 1
         misses = (self.peak_bytes[:, places] > most_bytes) | ((least_us <= self.order_us[places] * SAME) & (delays > SAME - 1))
-        found: NDArray[np.float64] = np.where(misses, _MISSING, delays.clip(0, _MISSING))
-        return found
+        rounded: NDArray[np.float64] = np.where(misses, _MISSING, delays.clip(0, _MISSING))
+        return rounded
 
     def _frontier(self, place: int) -> list[int]:
         """What no other beats at a point, the leanest first; of neighbours in time the leaner one, and the fastest of all."""
-        found: list[int] = []
+        frontier: list[int] = []
         us, enough = self.time_us[:, place], np.inf
         fastest = us.min() * SAME
         for row in np.lexsort((us, self.peak_bytes[:, place])).tolist():
             if us[row] < enough:
-                found.append(row)
+                frontier.append(row)
                 enough = us[row] / (1 + _APART) if us[row] > fastest * (1 + _APART) else min(us[row] / SAME, fastest)
-        return found
+        return frontier

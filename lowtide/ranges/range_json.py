@@ -12,7 +12,6 @@ follows from sizes, and is counted anew as well. A file of another version is re
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from lowtide.base import fields
 from lowtide.errors import FormatError
+from lowtide.planning.search_cache import checksum
 
 FORMAT, _VERSION = "lowtide.range", 1
 _WHERE = "plans of a range"
@@ -89,7 +89,7 @@ class WrittenRange:
         """As text. The same plans give the same text."""
         data = {"format": FORMAT, "version": _VERSION} | asdict(self)
         finite = json.loads(json.dumps(data), parse_constant=lambda _: None)  # JSON has no infinity
-        return json.dumps(finite | {_SEAL: _checksum(finite)}, allow_nan=False) + "\n"
+        return json.dumps(finite | {_SEAL: checksum(finite)}, allow_nan=False) + "\n"
 
 
 def read_range(text: str) -> WrittenRange:
@@ -103,7 +103,7 @@ def read_range(text: str) -> WrittenRange:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{_WHERE}: expected a whole JSON text: {error}") from error
     _check_format(data)
-    if fields.string(_WHERE, data, _SEAL) != _checksum({name: item for name, item in data.items() if name != _SEAL}):
+    if fields.string(_WHERE, data, _SEAL) != checksum({name: item for name, item in data.items() if name != _SEAL}):
         raise FormatError(f"{_WHERE}: expected the file as it was written, got one whose {_SEAL!r} is another's: save it again")
     torch, lowtide, device = (fields.string(_WHERE, data, name) for name in ("torch", "lowtide", "device"))
     memory_bytes, latency = data.get("memory_bytes"), data.get("latency")
@@ -138,13 +138,13 @@ def _part(item: Any) -> WrittenPart:
 def _program(item: Any) -> WrittenProgram:
     fields.check_fields(_WHERE, item, {"program", "candidates", "orders", "members"})
     name, candidates = fields.string(_WHERE, item, "program"), _each(item, "candidates", _candidate)
-    found = WrittenProgram(name, candidates, _each(item, "orders", _member), _each(item, "members", _member))
-    if not (found.candidates and found.orders and found.members):
+    program = WrittenProgram(name, candidates, _each(item, "orders", _member), _each(item, "members", _member))
+    if not (program.candidates and program.orders and program.members):
         raise FormatError(f"{_WHERE}: expected candidates, orders and members of each program")
-    for member in (*found.orders, *found.members):
-        if not 0 <= member.candidate < len(found.candidates):
-            raise FormatError(f"{_WHERE}: expected one of {len(found.candidates)} candidates, got {member.candidate}")
-    return found
+    for member in (*program.orders, *program.members):
+        if not 0 <= member.candidate < len(program.candidates):
+            raise FormatError(f"{_WHERE}: expected one of {len(program.candidates)} candidates, got {member.candidate}")
+    return program
 
 
 def _candidate(item: Any) -> WrittenCandidate:
@@ -189,15 +189,11 @@ def _integer(item: Any) -> int:
 
 
 def _whole(item: dict[str, Any], name: str, least: int) -> int:
-    found = _integer(item.get(name))
-    return found if found >= least else fields.refuse(_WHERE, name, f"{least} or more", found)
+    number = _integer(item.get(name))
+    return number if number >= least else fields.refuse(_WHERE, name, f"{least} or more", number)
 
 
 def _number(name: str, item: Any, least: float = -math.inf) -> float:
     if isinstance(item, bool) or not isinstance(item, (int, float)) or not math.isfinite(item) or item < least:
         fields.refuse(_WHERE, name, "a number", item)
     return float(item)
-
-
-def _checksum(data: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

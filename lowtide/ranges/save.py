@@ -37,9 +37,9 @@ def written_range(parts: Sequence[tuple[Sequence[Graph], Sequence[PlanFamily]]])
     """
     request = parts[0][1][-1].request
     provenance, budget = request.provenance, request.budget
-    found = tuple(WrittenPart(_range_text(graphs), tuple(map(_program, graphs, families))) for graphs, families in parts)
+    written = tuple(WrittenPart(_range_text(graphs), tuple(map(_program, graphs, families))) for graphs, families in parts)
     settings = (request.granule_bytes, budget.memory_bytes, budget.latency)
-    return WrittenRange(provenance.torch, provenance.lowtide, provenance.device, *settings, found)
+    return WrittenRange(provenance.torch, provenance.lowtide, provenance.device, *settings, written)
 
 
 def part_for(saved: WrittenRange, graphs: Sequence[Graph], request: Request) -> WrittenPart | None:
@@ -69,7 +69,7 @@ def planner_of(part: WrittenPart, programs: Sequence[tuple[Graph, HeldStorages]]
     Raises FormatError where that is not for them, or rounds otherwise than eager although that is asked for.
     """
     try:
-        ranged = [_ranged(graph, held, each) for (graph, held), each in zip(programs, part.programs, strict=True)]
+        ranged = [_ranged(graph, held_storages, each) for (graph, held_storages), each in zip(programs, part.programs, strict=True)]
         planner = RangePlanner(ranged)
         _refuse_rounded(ranged, request)
         orders = [_members(program, each.orders, request) for program, each in zip(ranged, part.programs, strict=True)]
@@ -110,14 +110,14 @@ def _written(member: Member) -> WrittenMember:
     return WrittenMember(member.candidate, member.own_order, None if member.sequence is None else tuple(member.sequence.tolist()))
 
 
-def _ranged(graph: Graph, held: HeldStorages, written: WrittenProgram) -> tuple[Ranged, ...]:
+def _ranged(graph: Graph, held_storages: HeldStorages, written: WrittenProgram) -> tuple[Ranged, ...]:
     """The graphs of one program, with what was measured; the captured one first. Raises FormatError for a graph that it does not become."""
     graphs = equal_graphs(graph)
     equal = {program_hash(same_everywhere(each)): each for each in reversed(graphs)}
     if written.candidates[0].applied_rules or equal.get(written.candidates[0].graph) is not graph:
         raise FormatError(_CHANGED.format("the captured graph is not the first of them"))
-    found = [_candidate_again(equal, graphs[-1], each) for each in written.candidates]
-    return replace(found[0], held_by_eager=held), *found[1:]
+    ranged = [_candidate_again(equal, graphs[-1], each) for each in written.candidates]
+    return replace(ranged[0], held_by_eager=held_storages), *ranged[1:]
 
 
 def _candidate_again(equal: Mapping[str, Graph], last: Graph, written: WrittenCandidate) -> Ranged:

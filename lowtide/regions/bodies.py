@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from lowtide.cpu.regions import body_of
 from lowtide.ir.bodies import INDUCTOR
 from lowtide.ir.edges import predecessors
-from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value, arguments
 from lowtide.ir.operators.names import REGION
 from lowtide.regions.clusters import Cluster
 
@@ -28,9 +28,9 @@ class Compiled:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Compiled:
-        made = {value for node in cluster.nodes for value in node.results}
+        results = {value for node in cluster.nodes for value in node.results}
         read = (value for node in cluster.nodes for value in (*node.inputs, *(before for before, _ in node.writes)))
-        given = tuple(dict.fromkeys(value for value in read if value not in made))
+        given = tuple(dict.fromkeys(value for value in read if value not in results))
         return cls(cluster, given, body_of(cluster.nodes, given, cluster.results))
 
     def region(self, workspace_bytes: int) -> Node:
@@ -40,10 +40,10 @@ class Compiled:
         for before, after in (pair for node in self.cluster.nodes for pair in node.writes):
             first.setdefault(before.storage, before)
             last[after.storage] = after
-        said = (("fixed", ()), ("arena_bytes", workspace_bytes), ("packed_bytes", 0), ("by", INDUCTOR))
+        options = (("fixed", ()), ("arena_bytes", workspace_bytes), ("packed_bytes", 0), ("by", INDUCTOR))
         writes = tuple((value, last[storage]) for storage, value in first.items())
         source = self.cluster.nodes[-1].source
-        return Node(REGION, self.given, self.cluster.results, said, writes=writes, body=self.body, source=source)
+        return Node(REGION, self.given, self.cluster.results, options, writes=writes, body=self.body, source=source)
 
 
 def with_compiled(graph: Graph, chosen: Sequence[tuple[Compiled, int]]) -> Graph | None:
@@ -55,8 +55,8 @@ def with_compiled(graph: Graph, chosen: Sequence[tuple[Compiled, int]]) -> Graph
     for item in _in_order(graph, group, [each.cluster for each, _ in chosen]):
         before = [group.get(node, node) for member in _members(item, chosen, group) for node in member.after]
         after = tuple(dict.fromkeys(new[each] for each in before if each != item))
-        made = chosen[item][0].region(chosen[item][1]) if isinstance(item, int) else item
-        new[item] = made if after == made.after else replace(made, after=after)
+        region = chosen[item][0].region(chosen[item][1]) if isinstance(item, int) else item
+        new[item] = region if after == region.after else replace(region, after=after)
     return replace(graph, nodes=tuple(new.values()))
 
 
@@ -100,15 +100,10 @@ def numbered(body: Graph) -> Graph:
             values[value] = replace(value, name=f"v{len(values)}", storage=storage)
         return values[value]
 
-    def arg(each: Arg) -> Arg:
-        if isinstance(each, Value):
-            return new(each)
-        return tuple(map(arg, each)) if isinstance(each, tuple) else each
-
     inputs = tuple(map(new, body.inputs))
     nodes = tuple(
         replace(
-            node, args=tuple(map(arg, node.args)), kwargs=tuple((key, arg(each)) for key, each in node.kwargs), source=None,
+            node, source=None, **arguments(node, new),
             outputs=tuple(None if value is None else new(value) for value in node.outputs),
             writes=tuple((new(before), new(after)) for before, after in node.writes),
         )

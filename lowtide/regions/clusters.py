@@ -44,7 +44,7 @@ def clusters(graph: Graph) -> list[Cluster]:
         return []
     readers = _readers(graph)
     pieces = (piece for group in _components(graph) for piece in _pieces(group))
-    return [found for piece in pieces if (found := _cluster_of(piece, readers, graph)) is not None and _is_worthwhile(found)]
+    return [cluster for piece in pieces if (cluster := _cluster_of(piece, readers, graph)) is not None and _is_worthwhile(cluster)]
 
 
 def is_simple(node: Node) -> bool:
@@ -86,11 +86,11 @@ def _components(graph: Graph) -> list[list[Node]]:
             same = simple[each] and simple[later] and number[each] == number[later]
             if same and _device(graph.nodes[each]) == _device(graph.nodes[later]):
                 root[_root(root, later)] = _root(root, each)
-    found: dict[int, list[Node]] = {}
+    components: dict[int, list[Node]] = {}
     for index, node in enumerate(graph.nodes):
         if simple[index]:
-            found.setdefault(_root(root, index), []).append(node)
-    return list(found.values())
+            components.setdefault(_root(root, index), []).append(node)
+    return list(components.values())
 
 
 def _root(root: list[int], index: int) -> int:
@@ -112,11 +112,11 @@ def _pieces(group: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node]]:
-    found: dict[Value, list[Node]] = {}
+    readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for value in (*node.inputs, *(before for before, _ in node.writes)):
-            found.setdefault(value, []).append(node)
-    return found
+            readers.setdefault(value, []).append(node)
+    return readers
 
 
 def _cluster_of(piece: Sequence[Node], readers: dict[Value, list[Node]], graph: Graph) -> Cluster | None:
@@ -136,23 +136,23 @@ def _cluster_of(piece: Sequence[Node], readers: dict[Value, list[Node]], graph: 
 
 def _needed(nodes: Sequence[Node], outside: Collection[Node], readers: dict[Value, list[Node]]) -> list[Node]:
     """Without views that are outside and that nothing inside needs."""
-    members, found = set(nodes), list[Node]()
+    members, needed = set(nodes), list[Node]()
     for node in reversed(nodes):
         if node in outside and not any(reader in members for value in node.results for reader in readers.get(value, ())):
             members.discard(node)
         else:
-            found.append(node)
-    return found[::-1]
+            needed.append(node)
+    return needed[::-1]
 
 
 def _writes_allow_fusion(nodes: Sequence[Node], is_read: Callable[[Value], bool]) -> bool:
     """Whether each storage that is written is seen in one way, and left as its last version alone."""
-    made = {value for node in nodes for value in node.results}
+    results = {value for node in nodes for value in node.results}
     written = {before.storage for node in nodes for before, _ in node.writes}
-    seen = {value for node in nodes for value in node.inputs if value.storage in written and value not in made}
+    seen = {value for node in nodes for value in node.inputs if value.storage in written and value not in results}
     last = {after.storage: after for node in nodes for _, after in node.writes}
     between = [after for node in nodes for _, after in node.writes if last[after.storage] is not after]
-    views = [value for value in made if value.storage in written and value not in {after for node in nodes for _, after in node.writes}]
+    views = [value for value in results if value.storage in written and value not in {after for node in nodes for _, after in node.writes}]
     return len({value.storage for value in seen}) == len(seen) and not views and not any(map(is_read, between))
 
 

@@ -53,12 +53,14 @@ def module_of(body: Graph) -> fx.GraphModule:
     graph = fx.Graph()
     names: dict[Value, Any] = {value: graph.placeholder(f"v{at}") for at, value in enumerate(body.inputs)}
     for node in body.nodes:
-        made = _call(graph, node, names)
+        result = _call(graph, node, names)
         values = [value for value in node.outputs if value is not None]
         if len(node.outputs) == 1 and values and not _returns_list(node):
-            names[values[0]] = made
+            names[values[0]] = result
         else:
-            names |= {value: graph.call_function(python.getitem, (made, at)) for at, value in enumerate(node.outputs) if value is not None}
+            names |= {
+                value: graph.call_function(python.getitem, (result, at)) for at, value in enumerate(node.outputs) if value is not None
+            }
         names |= {after: names[before] for before, after in node.writes}
     graph.output(tuple(names[value] for value in body.outputs))
     return fx.GraphModule({}, graph)
@@ -79,7 +81,7 @@ def _call(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
 
 def _scaled(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
     """A call with numbers that differ from call to call: `a + s * b` and the like, in the memory of `a` where the operator works there."""
-    args, said = [argument(arg, names) for arg in node.args], {key: argument(arg, names) for key, arg in node.kwargs}
+    args, kwargs = [argument(arg, names) for arg in node.args], {key: argument(arg, names) for key, arg in node.kwargs}
     call, name = graph.call_function, functional_base(node.op).removeprefix("aten.")
     in_place = writes_in_place(node.op)
     if name in ("mul", "div"):
@@ -88,9 +90,9 @@ def _scaled(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
         more = call(_aten.mul.Tensor, (call(_aten.sub.Tensor, (args[1], args[0])), args[2]))
     elif name in ("addcmul", "addcdiv"):
         pair = call(_aten.mul.Tensor if name == "addcmul" else _aten.div.Tensor, (args[1], args[2]))
-        more = call(_aten.mul.Tensor, (pair, said.get("value", 1)))
+        more = call(_aten.mul.Tensor, (pair, kwargs.get("value", 1)))
     else:
-        more = call(_aten.mul.Tensor, (args[1], said["alpha"])) if "alpha" in said else args[1]
+        more = call(_aten.mul.Tensor, (args[1], kwargs["alpha"])) if "alpha" in kwargs else args[1]
     base = _aten.sub if name == "sub" else _aten.add
     inplace_base = _aten.sub_ if name == "sub" else _aten.add_
     return call((inplace_base if in_place else base).Tensor, (args[0], more))
@@ -106,17 +108,17 @@ def compiled_graph(graph: Graph, chosen: Graph | None, like: Graph | None, say: 
     Those of a graph that was `chosen` for this program before, if there is one; those whose bodies a graph `like` this one has, without
     a trial, if there is one.
     """
-    found = [Compiled.of(each) for each in clusters(graph)]
+    regions = [Compiled.of(each) for each in clusters(graph)]
     if like is not None:
         known = {to_text(numbered(region.body)): region.arena_bytes for region in _regions(like)}
-        texts = {each: to_text(numbered(each.body)) for each in found}
-        return with_compiled(graph, [(each, known[texts[each]]) for each in found if texts[each] in known])
+        texts = {each: to_text(numbered(each.body)) for each in regions}
+        return with_compiled(graph, [(each, known[texts[each]]) for each in regions if texts[each] in known])
     if chosen is not None:
         sizes = {region.name: region.arena_bytes for region in _regions(chosen)}
-        names = {each: Region.of(each.region(0)).name for each in found}
-        return with_compiled(graph, [(each, sizes[names[each]]) for each in found if names[each] in sizes])
+        names = {each: Region.of(each.region(0)).name for each in regions}
+        return with_compiled(graph, [(each, sizes[names[each]]) for each in regions if names[each] in sizes])
     bodies: dict[str, list[Compiled]] = {}
-    for each in found:
+    for each in regions:
         bodies.setdefault(to_text(numbered(each.body)), []).append(each)
     heaviest = sorted(bodies.items(), key=lambda item: -len(item[1]) * _moved_bytes(item[1][0].body))[:_MOST]
     taken: dict[Compiled, int] = {}
@@ -124,7 +126,7 @@ def compiled_graph(graph: Graph, chosen: Graph | None, like: Graph | None, say: 
         say(done / len(heaviest))
         nbytes = _tried(numbered(alike[0].body))
         taken |= {} if nbytes is None else dict.fromkeys(alike, nbytes)
-    return with_compiled(graph, [(each, taken[each]) for each in found if each in taken])
+    return with_compiled(graph, [(each, taken[each]) for each in regions if each in taken])
 
 
 def compiled_runners(graph: Graph) -> Mapping[str, Run]:
@@ -173,9 +175,9 @@ def _agree(body: Graph, runs: Run, torchs: Program) -> bool:
     """Whether results, and what is written, look as they should and are near to torch's own, on made-up data."""
     mine, its = made_up(body), made_up(body)
     pairs = [*zip(runs(*mine), torchs(its), strict=True), *zip(mine, its, strict=True)]
-    looks = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor, _ in pairs[: len(body.outputs)]]
+    layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor, _ in pairs[: len(body.outputs)]]
     wanted = [(tuple(value.shape), tuple(value.stride), getattr(torch, value.dtype)) for value in body.outputs]
-    return looks == wanted and all(_near(one, two) for one, two in pairs if isinstance(one, torch.Tensor))
+    return layouts == wanted and all(_near(one, two) for one, two in pairs if isinstance(one, torch.Tensor))
 
 
 def _near(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -205,9 +207,9 @@ _open: dict[str, Run] = {}  # by key: of bodies that are alike one is loaded
 
 def _loaded(key: str, body: Graph) -> Run:
     if key not in _open:
-        found = compiled(key, lambda: module_of(body), [_look(value) for value in body.inputs])
+        run = compiled(key, lambda: module_of(body), [_look(value) for value in body.inputs])
         numbers = [at for at, value in enumerate(body.inputs) if value.dtype == "scalar"]
-        _open[key] = _with_numbers(found, numbers) if numbers else found
+        _open[key] = _with_numbers(run, numbers) if numbers else run
     return _open[key]
 
 

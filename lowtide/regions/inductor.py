@@ -41,11 +41,11 @@ class TensorSpec(NamedTuple):
     device: str
 
 
-def compiled(text: str, module: Callable[[], fx.GraphModule], looks: Sequence[TensorSpec]) -> Run:
+def compiled(text: str, module: Callable[[], fx.GraphModule], specs: Sequence[TensorSpec]) -> Run:
     """What runs a module. Raises NativeError."""
-    making = LibraryRecipe("what inductor compiles", partial(_compile, module, looks), _opened, is_library=False)
-    found: Run = library(directory(), f"inductor-{_key(text)}.bin", making)
-    return found
+    making = LibraryRecipe("what inductor compiles", partial(_compile, module, specs), _opened, is_library=False)
+    run: Run = library(directory(), f"inductor-{_key(text)}.bin", making)
+    return run
 
 
 @lru_cache(1024)
@@ -65,7 +65,7 @@ def _key(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
 
 
-def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[TensorSpec], path: Path) -> None:
+def _compile(module: Callable[[], fx.GraphModule], specs: Sequence[TensorSpec], path: Path) -> None:
     with _as_native_errors("inductor cannot compile it"):
         from torch._inductor import config, standalone_compile  # takes a second, and is wanted by few
         from torch._subclasses import FakeTensorMode
@@ -74,12 +74,12 @@ def _compile(module: Callable[[], fx.GraphModule], looks: Sequence[TensorSpec], 
         mode = FakeTensorMode(shape_env=ShapeEnv())
         with mode:
             fakes: list[Any] = [
-                torch.empty_strided(look.shape, look.stride, dtype=getattr(torch, look.dtype), device=look.device) for look in looks
+                torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype), device=spec.device) for spec in specs
             ]
         with torch.no_grad(), config.patch(compile_threads=1):
             graph = module()
-            made = standalone_compile(graph, fakes, **_told_of(mode, fakes, graph, standalone_compile))
-        made.save(path=str(path), format="binary")
+            artifact = standalone_compile(graph, fakes, **_told_of(mode, fakes, graph, standalone_compile))
+        artifact.save(path=str(path), format="binary")
 
 
 def _told_of(mode: Any, fakes: Sequence[Any], graph: fx.GraphModule, compiler: Callable[..., Any]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def _opened(path: Path) -> Run:
 
         file.write(unsealed(path.read_bytes()))
         file.flush()
-        found: Run = CompiledArtifact.load(path=file.name, format="binary")
-    return found
+        run: Run = CompiledArtifact.load(path=file.name, format="binary")
+    return run
 
 
 @contextmanager

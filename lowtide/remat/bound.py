@@ -34,23 +34,23 @@ def asked_us(
     out_costs, in_costs = np.minimum(again, store_us), np.minimum(again, load_us)
     out_order, in_order = _dearest_first(out_costs, facts.tensor_bytes), _dearest_first(in_costs, facts.tensor_bytes)
     marks, stack = np.zeros(n, np.int8), np.empty(n, np.int32)
-    alive, asked = np.zeros(m, np.bool_), np.zeros((n + every - 1) // every)
+    alive, costs_us = np.zeros(m, np.bool_), np.zeros((n + every - 1) // every)
     total_us = facts.cost_us.sum()
-    for at in range(len(asked)):
+    for at in range(len(costs_us)):
         node = at * every
         marks[:] = 0
         before_us = _walk(node, np.int8(1), pred_ptr, pred_ids, facts.cost_us, marks, stack)
         after_us = _walk(node, np.int8(2), succ_ptr, succ_ids, facts.cost_us, marks, stack)
         left = room - _needs(node, facts) - _alive(node, facts, marks, reader_ptr, reader_ids, out_costs, alive)
         if left < 0:
-            asked[at] = np.inf
+            costs_us[at] = np.inf
             continue
         window_us = total_us - after_us - facts.cost_us[node]
-        asked[at] = _unfit_us(left + out_rate * window_us, out_order, out_costs, facts.tensor_bytes, alive)
+        costs_us[at] = _unfit_us(left + out_rate * window_us, out_order, out_costs, facts.tensor_bytes, alive)
         if in_rate > 0:
             window_us = total_us - before_us - facts.cost_us[node]
-            asked[at] = _loaded_us(left, window_us, in_rate, in_order, in_costs, facts.tensor_bytes, alive, asked[at])
-    return asked
+            costs_us[at] = _loaded_us(left, window_us, in_rate, in_order, in_costs, facts.tensor_bytes, alive, costs_us[at])
+    return costs_us
 
 
 @kernel(inner=True)
@@ -165,23 +165,23 @@ class TimeBound:
         base, room = self._problem.problem, limit_bytes - self._problem.problem.resident_bytes
         steps = base.node_count * (len(base.pred_ids) + len(base.read_ids) + base.tensor_count)
         every = max(1, steps // _MOST_STEPS)
-        asked = asked_us(
+        costs_us = asked_us(
             room, every, self._problem.facts._replace(cost_us=self._costs), *base.preds, *base.succs, *base.readers,
             self._again_us(), self._store_us, self._load_us, self._out_rate, self._in_rate,
         )  # fmt: skip
-        most_us = float(asked.max(initial=0.0))
+        most_us = float(costs_us.max(initial=0.0))
         if np.isfinite(most_us) and most_us > 0:
-            most_us = max(most_us, *(self._crossing_us(int(node) * every, room) for node in np.argsort(-asked, kind="stable")[:_CUT]))
+            most_us = max(most_us, *(self._crossing_us(int(node) * every, room) for node in np.argsort(-costs_us, kind="stable")[:_CUT]))
         return self._order_us + most_us
 
     def _again_us(self) -> Times:
         """[m] what it takes to make a tensor again: a run of its maker, a share of it where it makes several; infinite where nobody can."""
         base, problem = self._problem.problem, self._problem
-        made = np.maximum(1, np.diff(base.outputs_of.ptr))
-        found = np.full(base.tensor_count, np.inf)
-        share = np.where(problem.repeatable, problem.cost_us / made, np.inf)
-        found[base.producer >= 0] = share[base.producer[base.producer >= 0]]
-        return found
+        counts = np.maximum(1, np.diff(base.outputs_of.ptr))
+        again_us = np.full(base.tensor_count, np.inf)
+        share = np.where(problem.repeatable, problem.cost_us / counts, np.inf)
+        again_us[base.producer >= 0] = share[base.producer[base.producer >= 0]]
+        return again_us
 
     def _crossing_us(self, node: int, room: float) -> float:
         """What the best choice at a node's moment takes, over the links as far as they carry."""

@@ -49,10 +49,10 @@ def footprint_of(problem: RematProblem, sequence: Ints, tensor_bytes: Bytes) -> 
     sizes, nothing = np.ascontiguousarray(tensor_bytes), np.zeros(problem.problem.node_count, np.int64)
     for array in (sizes, nothing):
         array.setflags(write=False)  # as all that kernels are given
-    made = problem.problem.sum_by_row(problem.problem.outputs_of, sizes)
-    facts = problem.facts._replace(tensor_bytes=sizes, made_bytes=made, workspace_bytes=nothing)
-    found: Bytes = _costs(sequence, facts, 0)[0]
-    return found
+    made_bytes = problem.problem.sum_by_row(problem.problem.outputs_of, sizes)
+    facts = problem.facts._replace(tensor_bytes=sizes, made_bytes=made_bytes, workspace_bytes=nothing)
+    footprint: Bytes = _costs(sequence, facts, 0)[0]
+    return footprint
 
 
 def first_wrong(problem: RematProblem, sequence: Ints) -> int:

@@ -57,16 +57,16 @@ class Crossing:
     def of(cls, problem: RematProblem, node: int) -> Crossing:
         base = problem.problem
         before, after = _closed(node, *base.preds), _closed(node, *base.succs)
-        made = np.where(base.producer >= 0, before[base.producer], True)
+        made_before = np.where(base.producer >= 0, before[base.producer], True)
         later = np.zeros(base.tensor_count, np.bool_)
         later[base.read_ids[np.repeat(after, np.diff(base.read_ptr))]] = True
-        wanted = made & (later | base.kept)
+        wanted = made_before & (later | base.kept)
         own = base.read_ids[base.read_ptr[node] : base.read_ptr[node + 1]]
         wanted[own] = False
         needs = int(base.tensor_bytes[own].sum() + base.made_bytes[node] + base.workspace_bytes[node])
         if base.take_ptr[node] < base.take_ptr[node + 1]:
             needs -= int(base.tensor_bytes[base.take_output[node]])
-        return cls(problem, node, before, after, made, wanted, needs)
+        return cls(problem, node, before, after, made_before, wanted, needs)
 
     @cached_property
     def corners(self) -> Sequence[Corner]:
@@ -103,10 +103,10 @@ class Crossing:
         price = (lean.again_us - rich.again_us) / (rich.held_bytes - lean.held_bytes)
         if price in known or len(known) > _CUTS:
             return [rich, lean]
-        found = self._at(price, known)
-        if found.again_us + price * found.held_bytes >= (rich.again_us + price * rich.held_bytes) * _SAME:
+        corner = self._at(price, known)
+        if corner.again_us + price * corner.held_bytes >= (rich.again_us + price * rich.held_bytes) * _SAME:
             return [rich, lean]
-        return [*self._between(rich, found, known), *self._between(found, lean, known)[1:]]
+        return [*self._between(rich, corner, known), *self._between(corner, lean, known)[1:]]
 
     def _at(self, price: float, known: dict[float, float]) -> Corner:
         """The cheapest choice where each byte that is kept costs so many microseconds; what it costs is noted.
@@ -124,11 +124,11 @@ class Crossing:
         known[price] = (all_kept - most + int(flow)) / self._units
         remade = np.zeros_like(self.made)
         remade[self._tensors] = chosen[tensors : 2 * tensors]
-        held = self.wanted.copy()
-        held[self._tensors] |= chosen[:tensors]
-        held &= ~remade
+        kept = self.wanted.copy()
+        kept[self._tensors] |= chosen[:tensors]
+        kept &= ~remade
         again_us = float(self.problem.cost_us[self._nodes[chosen[2 * tensors :] & ~self.problem.is_view[self._nodes]]].sum())
-        return Corner(held, int(self._sizes[held].sum()), again_us)
+        return Corner(kept, int(self._sizes[kept].sum()), again_us)
 
     @property
     def _sizes(self) -> NDArray[np.int64]:
@@ -178,15 +178,15 @@ class Crossing:
 @kernel
 def _closed(start: Any, ptr: Any, ids: Any) -> Any:
     """[n] what is reached from a node, itself aside."""
-    found, stack, top = np.zeros(len(ptr) - 1, np.bool_), np.empty(len(ptr) - 1, np.int32), 1
+    closed, stack, top = np.zeros(len(ptr) - 1, np.bool_), np.empty(len(ptr) - 1, np.int32), 1
     stack[0] = start
     while top > 0:
         top -= 1
         node = stack[top]
         for entry in range(ptr[node], ptr[node + 1]):
             other = ids[entry]
-            if not found[other]:
-                found[other] = True
+            if not closed[other]:
+                closed[other] = True
                 stack[top] = other
                 top += 1
-    return found
+    return closed

@@ -129,11 +129,11 @@ class _Played:
             copy.wanted |= not again
             if again:
                 copy.repeats.append(position)
-        made = [(tensor, _Copy(position, position)) for tensor in self.makes[node]]
-        for tensor, copy in made:
+        copies = [(tensor, _Copy(position, position)) for tensor in self.makes[node]]
+        for tensor, copy in copies:
             self.copies.setdefault(tensor, []).append(copy)
         if again:
-            self.repeated[position] = made
+            self.repeated[position] = copies
 
     def _move(self, position: int, deed: EntryKind, tensor: int) -> None:
         self.transfers.append((deed, tensor))
@@ -145,29 +145,29 @@ class _Played:
 
     def costs(self) -> defaultdict[int, _Cost]:
         """By tensor: what restoring it costs, each repeated run paid for once."""
-        found: defaultdict[int, _Cost] = defaultdict(_Cost)
+        costs: defaultdict[int, _Cost] = defaultdict(_Cost)
         payer: dict[int, int] = {}  # by position of a repetition: the tensor
         for position in sorted(self.repeated, reverse=True):
             payer[position] = tensor = self._payer(position, payer)
-            found[tensor].runs += 1
-            found[tensor].run_us += float(self.problem.cost_us[self.sequence[position]])
+            costs[tensor].runs += 1
+            costs[tensor].run_us += float(self.problem.cost_us[self.sequence[position]])
         links = self.problem.links
         for deed, tensor in self.transfers:
             assert links is not None, "nothing is moved without links"
             if deed is EntryKind.STORE:
-                found[tensor].store_us += float(links.store_us[tensor])
+                costs[tensor].store_us += float(links.store_us[tensor])
             elif deed is EntryKind.LOAD:
-                found[tensor].load_us += float(links.load_us[tensor])
-        return found
+                costs[tensor].load_us += float(links.load_us[tensor])
+        return costs
 
     def _payer(self, position: int, payer: dict[int, int]) -> int:
-        made = self.repeated[position]
-        readers = [reader for _, copy in made for reader in copy.repeats]
-        wanted = [tensor for tensor, copy in made if copy.wanted]
+        tensors = self.repeated[position]
+        readers = [reader for _, copy in tensors for reader in copy.repeats]
+        wanted = [tensor for tensor, copy in tensors if copy.wanted]
         if readers and not wanted:
             return payer[min(readers)]
         sizes = self.problem.problem.tensor_bytes
-        return max(wanted or [tensor for tensor, _ in made], key=lambda tensor: (int(sizes[tensor]), -tensor))
+        return max(wanted or [tensor for tensor, _ in tensors], key=lambda tensor: (int(sizes[tensor]), -tensor))
 
 
 def _listed(rows: Rows) -> list[list[int]]:

@@ -55,18 +55,18 @@ def bases(graph: Graph) -> dict[Storage, Base]:
     of it, nobody could take those anew.
     """
     device = _device(graph)
-    found: dict[Storage, Base] = {}
+    makers: dict[Storage, Base] = {}
     fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
     for node in graph.nodes:
         for value in () if is_view(node) else node.outputs:
             if value is None:
                 continue
-            if value.storage in found or begins_collective(node):
+            if value.storage in makers or begins_collective(node):
                 fixed.add(value.storage)
-            found[value.storage] = Base(value, node.source)
+            makers[value.storage] = Base(value, node.source)
     offloadable = set(offloadable_storages(graph))
     own = {value.storage: Base(value) for value in graph.inputs if value.storage in offloadable}
-    return own | {storage: base for storage, base in found.items() if storage not in fixed and _moves(storage, device)}
+    return own | {storage: base for storage, base in makers.items() if storage not in fixed and _moves(storage, device)}
 
 
 def store(value: Value, name: str, source: Source | None) -> Node:

@@ -54,21 +54,21 @@ class Clocks(NamedTuple):
 
 def with_views(graph: Graph, issue_us: Sequence[float]) -> list[float]:
     """By node, with what it takes to issue the views of what it makes; those of what the caller owns are counted at their first reader."""
-    found = [0.0 if is_view(node) else us for node, us in zip(graph.nodes, issue_us, strict=True)]
+    times_us = [0.0 if is_view(node) else us for node, us in zip(graph.nodes, issue_us, strict=True)]
     maker: dict[Value, int] = {}
     waiting: dict[Value, float] = {}
     for index, node in enumerate(graph.nodes):
         before_us = sum(waiting.pop(value, 0.0) for value in node.inputs)
-        made = [value for value in node.outputs if value is not None]
+        results = [value for value in node.outputs if value is not None]
         at = next((maker[value] for value in node.inputs if value in maker), None) if is_view(node) else index
         if is_view(node):
             before_us += issue_us[index]
         if at is not None:
-            found[at] += before_us
-            maker.update(dict.fromkeys(made, at))
-        elif made:
-            waiting[made[0]] = before_us
-    return found
+            times_us[at] += before_us
+            maker.update(dict.fromkeys(results, at))
+        elif results:
+            waiting[results[0]] = before_us
+    return times_us
 
 
 _CALLS = 3  # of torch's for a copy or a wait: each takes the host about what an operator does

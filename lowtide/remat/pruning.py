@@ -15,14 +15,14 @@ from lowtide.remat.problem import RematProblem
 
 def pruned(problem: RematProblem, sequence: Ints) -> Ints:
     """The sequence without repeated runs that may not be, whose readers find the copy from before, and without those that are not read."""
-    found: Ints = _pruned(sequence, problem.facts)
-    return found
+    kept: Ints = _pruned(sequence, problem.facts)
+    return kept
 
 
 def repeats(sequence: Ints, node_count: int) -> NDArray[np.int64]:
     """The positions of runs that are not their node's first."""
-    found: NDArray[np.int64] = _repeats(sequence, node_count)
-    return found
+    positions: NDArray[np.int64] = _repeats(sequence, node_count)
+    return positions
 
 
 def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints:
@@ -72,12 +72,12 @@ def _pruned(sequence: Any, facts: Any) -> Any:
     for position in range(count - 1, -1, -1):
         kept[position] = is_needed(allowed[position], first[position], wanted, facts)
         needed += kept[position]
-    found, at = np.empty(needed, sequence.dtype), 0
+    left, at = np.empty(needed, sequence.dtype), 0
     for position in range(count):
         if kept[position]:
-            found[at] = allowed[position]
+            left[at] = allowed[position]
             at += 1
-    return found
+    return left
 
 
 @kernel(inner=True)
@@ -100,23 +100,23 @@ def _allowed(sequence: Any, allowed: Any, first: Any, facts: Any) -> int:
 @kernel(borrows=True)
 def is_needed(node: Any, must: Any, wanted: Any, facts: Any) -> bool:
     """Whether a run must be, or makes what a later one reads. Asked from the last run to the first; `wanted` is what was read so far."""
-    found = must
+    needed = must
     for entry in range(facts.made_ptr[node], facts.made_ptr[node + 1]):
-        found = found or wanted[facts.made_ids[entry]]
-    if found:
+        needed = needed or wanted[facts.made_ids[entry]]
+    if needed:
         for entry in range(facts.made_ptr[node], facts.made_ptr[node + 1]):
             wanted[facts.made_ids[entry]] = False
         for entry in range(facts.read_ptr[node], facts.read_ptr[node + 1]):
             wanted[facts.read_ids[entry]] = True
-    return bool(found)
+    return bool(needed)
 
 
 @kernel
 def _repeats(sequence: Any, node_count: Any) -> Any:
-    seen, found, count = np.zeros(node_count, np.bool_), np.empty(len(sequence), np.int64), 0
+    seen, positions, count = np.zeros(node_count, np.bool_), np.empty(len(sequence), np.int64), 0
     for position in range(len(sequence)):
         if seen[sequence[position]]:
-            found[count] = position
+            positions[count] = position
             count += 1
         seen[sequence[position]] = True
-    return found[:count].copy()
+    return positions[:count].copy()

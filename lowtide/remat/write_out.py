@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from lowtide.errors import CheckError
-from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value, arguments
 from lowtide.ir.operators.nodes import is_transfer, is_view, repeatable
 from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.offload import Base, bases, drop, drop_offloaded, load, movable_storages, offloadable_storages, store
@@ -268,25 +268,25 @@ class _GraphWriter:
         """What one more run of `old` gives: its own values the first time, then new ones in new storages; a view's lie in its base."""
         again = old in self.first
         lying = {known.storage: now.storage for known, now in inputs.items()}
-        found: list[Value | None] = []
+        copies: list[Value | None] = []
         for value in old.outputs:
             if value is None:
-                found.append(None)
+                copies.append(None)
                 continue
             if value.storage not in lying:
                 lying[value.storage] = replace(value.storage, name=self.name(value.storage.name, "again")) if again else value.storage
             storage = lying[value.storage]
             same = storage is value.storage and not again
-            found.append(value if same else replace(value, name=self.name(value.name, "again"), storage=storage))
+            copies.append(value if same else replace(value, name=self.name(value.name, "again"), storage=storage))
             self.storage[value.storage] = storage
-        self.present.update({value: new for value, new in zip(old.outputs, found, strict=True) if value and new})
-        return tuple(found)
+        self.present.update({value: new for value, new in zip(old.outputs, copies, strict=True) if value and new})
+        return tuple(copies)
 
     def now(self, value: Value, reader: int) -> Value:
         """The present copy of a value; a view is taken anew where its base is another copy by now."""
-        found = self.present.get(value)
-        if found is not None and found.storage is self.storage.get(value.storage):
-            return found
+        copy = self.present.get(value)
+        if copy is not None and copy.storage is self.storage.get(value.storage):
+            return copy
         if value not in self.views:
             why = self.host.absence(value.storage)
             raise CheckError(f"sequence: expected what {self.described(reader)} reads ({value.name}) to be there, got {why}")
@@ -349,15 +349,8 @@ def _substituted(
 ) -> Node:
     return replace(
         node,
-        args=tuple(_argument(arg, inputs) for arg in node.args),
-        kwargs=tuple((name, _argument(arg, inputs)) for name, arg in node.kwargs),
+        **arguments(node, inputs.__getitem__),
         outputs=outputs,
         writes=writes,
         inplace=tuple((inputs[value], op) for value, op in node.inplace if value in inputs),
     )
-
-
-def _argument(arg: Arg, inputs: Mapping[Value, Value]) -> Arg:
-    if isinstance(arg, Value):
-        return inputs[arg]
-    return tuple(_argument(item, inputs) for item in arg) if isinstance(arg, tuple) else arg

@@ -140,12 +140,12 @@ def _area(at: Sequence[float], columns: Sequence[int], floor: Sequence[int], cei
 def _phases(timeline: Timeline, at: Sequence[float], scale: Scale) -> tuple[Mark, ...]:
     """A strip of the phases; those that begin and end within a column are left out."""
     borders = [*timeline.phases, ("", len(at) - 1)]
-    found = []
+    marks = []
     for (name, first), (_, last) in pairwise(borders):
         left, right = scale.x(at[first]), scale.x(at[last])
         if right - left > 100 / _COLUMNS:
-            found.append(Mark(name, left=left, span=right - left, style=name))
-    return tuple(found)
+            marks.append(Mark(name, left=left, span=right - left, style=name))
+    return tuple(marks)
 
 
 def _round_ticks(most: float, binary: bool = False) -> list[float]:
@@ -189,23 +189,23 @@ class Placed:
 
 def placed(course: Course) -> Placed:
     """What the step makes, by greedy placement. What the caller holds lies elsewhere."""
-    made = tuple(each for each in course.tensors if each.op and each.start < each.end)
-    sizes, starts, ends = [each.nbytes for each in made], [each.start for each in made], [each.end for each in made]
-    found = place(PlaceProblem.of(sizes, starts, ends, align_bytes=_ALIGN_BYTES), Portfolio())
-    return Placed(made, tuple(map(int, found.offsets)), int(found.arena_bytes), int(found.lower_bound_bytes))
+    tensors = tuple(each for each in course.tensors if each.op and each.start < each.end)
+    sizes, starts, ends = [each.nbytes for each in tensors], [each.start for each in tensors], [each.end for each in tensors]
+    placement = place(PlaceProblem.of(sizes, starts, ends, align_bytes=_ALIGN_BYTES), Portfolio())
+    return Placed(tensors, tuple(map(int, placement.offsets)), int(placement.arena_bytes), int(placement.lower_bound_bytes))
 
 
 def addresses(course: Course, scale: Scale) -> AddressChart | None:
     """The tensors that the step makes, drawn; None where it makes none."""
-    found = placed(course)
-    if not found.tensors:
+    blocks = placed(course)
+    if not blocks.tensors:
         return None
-    own = Scale(scale.most_x, found.arena_bytes, scale.by_time)
-    at, shown = begins(course.timeline, scale.by_time), list(zip(found.tensors, found.offsets, strict=True))[:_MOST]
+    own = Scale(scale.most_x, blocks.arena_bytes, scale.by_time)
+    at, shown = begins(course.timeline, scale.by_time), list(zip(blocks.tensors, blocks.offsets, strict=True))[:_MOST]
     kinds = dict.fromkeys(each.kind for each, _ in shown)
     bands = tuple(_band(kind, [pair for pair in shown if pair[0].kind is kind], at, own) for kind in kinds)
-    excess = found.arena_bytes / found.bound_bytes - 1 if found.bound_bytes else 0.0
-    return AddressChart(bands, bytes_text(found.arena_bytes), f"{excess:.1%}", len(found.tensors) - len(shown), own)
+    excess = blocks.arena_bytes / blocks.bound_bytes - 1 if blocks.bound_bytes else 0.0
+    return AddressChart(bands, bytes_text(blocks.arena_bytes), f"{excess:.1%}", len(blocks.tensors) - len(shown), own)
 
 
 def _band(kind: Kind, placed: Sequence[tuple[LiveTensor, int]], at: Sequence[float], scale: Scale) -> Band:

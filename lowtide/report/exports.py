@@ -52,8 +52,8 @@ def _spans_beside(nodes: Sequence[Node]) -> Iterator[tuple[str, int, int]]:
         stream = _STREAMS.get(node.op, "other ranks" if begins_collective(node) else "")
         if not stream:
             continue
-        made = {value.storage for value in node.results}
-        readers = (step for step in range(start + 1, len(nodes)) if made & {value.storage for value in nodes[step].inputs})
+        results = {value.storage for value in node.results}
+        readers = (step for step in range(start + 1, len(nodes)) if results & {value.storage for value in nodes[step].inputs})
         yield stream, start, next(readers, len(nodes))
 
 
@@ -76,11 +76,11 @@ def save_memory_viz(plan: Contents, path: str | os.PathLike[str]) -> None:
 def memory_viz(plan: Contents) -> dict[str, Any]:
     """The snapshot, of plain numbers, texts, lists and dictionaries."""
     course = Course.of(plan)
-    found, steps = placed(course), len(course.nodes)
-    made = [(tensor, _BASE + offset) for tensor, offset in zip(found.tensors, found.offsets, strict=True)]
-    owned = list(_beside([tensor for tensor in course.tensors if not tensor.op], _BASE + found.arena_bytes))
-    left = sorted([*((address, tensor) for tensor, address in made if tensor.end >= steps), *owned], key=lambda pair: pair[0])
-    end = _BASE + found.arena_bytes + sum(tensor.nbytes for _, tensor in owned)
+    blocks_placed, steps = placed(course), len(course.nodes)
+    addressed = [(tensor, _BASE + offset) for tensor, offset in zip(blocks_placed.tensors, blocks_placed.offsets, strict=True)]
+    owned = list(_beside([tensor for tensor in course.tensors if not tensor.op], _BASE + blocks_placed.arena_bytes))
+    left = sorted([*((address, tensor) for tensor, address in addressed if tensor.end >= steps), *owned], key=lambda pair: pair[0])
+    end = _BASE + blocks_placed.arena_bytes + sum(tensor.nbytes for _, tensor in owned)
     blocks = list(_blocks(left, end))
     active = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     segment = {
@@ -88,7 +88,7 @@ def memory_viz(plan: Contents) -> dict[str, Any]:
         "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": blocks,
     }  # fmt: skip
     at = begins(course.timeline, has_times([course.timeline]))
-    events = sorted(_events(made, at, steps), key=lambda event: event[:2])
+    events = sorted(_events(addressed, at, steps), key=lambda event: event[:2])
     return {
         "segments": [segment],
         "device_traces": [[event for _, _, event in events]],
@@ -104,9 +104,9 @@ def _beside(tensors: Sequence[LiveTensor], address: int) -> Iterator[tuple[int, 
         address += tensor.nbytes
 
 
-def _events(made: Sequence[tuple[LiveTensor, int]], at: Sequence[float], steps: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def _events(addressed: Sequence[tuple[LiveTensor, int]], at: Sequence[float], steps: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """(step, rank within it, event): what ends with a step is free before the next one takes its memory."""
-    for tensor, address in made:
+    for tensor, address in addressed:
         yield tensor.start, 1, _event("alloc", tensor, address, at[tensor.start])
         if tensor.end < steps:
             for action in ("free_requested", "free_completed"):

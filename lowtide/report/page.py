@@ -29,24 +29,24 @@ _NARROWEST = 0.5  # percents of the strip
 
 def module_marks(nodes: Sequence[Node], at: Sequence[float], scale: Scale) -> tuple[Mark, ...]:
     """The runs of steps of one module, named at the greatest depth at which the strip is not too crowded."""
-    found: tuple[Mark, ...] = ()
+    marks: tuple[Mark, ...] = ()
     for depth in range(1, _DEEPEST + 1):
         spans = ((name, scale.x(at[first]), scale.x(at[last])) for name, first, last in _runs(nodes, depth))
         wide = tuple(Mark(name, left=left, span=right - left) for name, left, right in spans if name and right - left > _NARROWEST)
-        if found and len(wide) > _MOST:
+        if marks and len(wide) > _MOST:
             break
-        found = wide
-    return found
+        marks = wide
+    return marks
 
 
 def _runs(nodes: Sequence[Node], depth: int) -> list[tuple[str, int, int]]:
     """(module, first step, step after the last), those without a module left out of a run that goes on."""
     names = [(step, ".".join(node.source.module.split(".")[:depth])) for step, node in enumerate(nodes) if node.source is not None]
-    found = []
+    runs = []
     for name, of in groupby(names, key=lambda pair: pair[1]):
         steps = [step for step, _ in of]
-        found.append((name, steps[0], steps[-1] + 1))
-    return found
+        runs.append((name, steps[0], steps[-1] + 1))
+    return runs
 
 
 def save_page(plan: Contents, path: str | os.PathLike[str]) -> None:
@@ -106,7 +106,7 @@ def _figures(plan: Contents) -> list[tuple[str, str, str]]:
     less = f"{less_text(plan.peak_bytes, plan.eager_peak_bytes)} than eager" if plan.eager_peak_bytes else ""
     gap_bytes = plan.peak_bytes - plan.lower_bound_bytes
     proof = "proven: no order of these operators needs less" if not gap_bytes else f"at most {bytes_text(gap_bytes)} above the least"
-    found = [
+    figures = [
         ("promised peak", bytes_text(plan.peak_bytes), less),
         ("eager PyTorch", bytes_text(plan.eager_peak_bytes), "the program as it stands"),
         ("resident throughout", bytes_text(plan.resident_bytes), "parameters, state, batch: what you hold"),
@@ -115,12 +115,12 @@ def _figures(plan: Contents) -> list[tuple[str, str, str]]:
     report = plan.cost_report
     if report is not None:
         added = f"{report.time_us / report.order_us - 1:+.1%} against no limit" if report.order_us else ""
-        found.append(("promised time", time_text(report.time_us), added))
+        figures.append(("promised time", time_text(report.time_us), added))
         if report.time_bound_us:
-            found.append(("proven time", time_text(report.time_bound_us), "no run of the graphs tried takes less within this peak"))
+            figures.append(("proven time", time_text(report.time_bound_us), "no run of the graphs tried takes less within this peak"))
     if plan.measured_peak_bytes is not None:
-        found.append(("measured peak", bytes_text(plan.measured_peak_bytes), "by the allocator"))
-    return found
+        figures.append(("measured peak", bytes_text(plan.measured_peak_bytes), "by the allocator"))
+    return figures
 
 
 def _data(course: Course, at: list[float]) -> dict[str, Any]:

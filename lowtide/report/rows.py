@@ -68,8 +68,8 @@ def largest(course: Course) -> list[tuple[str, ...]]:
 
 def evictions(plan: Contents) -> list[tuple[str, ...]]:
     """What is evicted and restored, as a table shows it."""
-    found = () if plan.cost_report is None else plan.cost_report.evictions
-    return [_eviction(each) for each in found[:_MOST_ROWS]]
+    costs = () if plan.cost_report is None else plan.cost_report.evictions
+    return [_eviction(each) for each in costs[:_MOST_ROWS]]
 
 
 def _eviction(each: Eviction) -> tuple[str, ...]:

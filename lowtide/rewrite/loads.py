@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import replace
 
-from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.graph import Arg, Graph, Node, Storage, Value, arguments
 from lowtide.ir.operators.nodes import loads_parts
 from lowtide.ir.operators.own import GATHER, WAIT_APART
 from lowtide.rewrite.base import Rewritten, following, replace_nodes
@@ -43,13 +43,13 @@ def taken_once(graph: Graph, names: Container[str]) -> Rewritten:
 
 def _earlier(graph: Graph, names: Container[str]) -> dict[Node, Node]:
     """By load that is to be left out: the one whose result stands for its own."""
-    found, last = dict[Node, Node](), dict[Hashable, Node]()
+    earlier, last = dict[Node, Node](), dict[Hashable, Node]()
     for node, what in alike(graph).items():
         if node.results[0].name in names and what in last:
-            found[node] = last[what]
+            earlier[node] = last[what]
         else:
             last[what] = node
-    return found
+    return earlier
 
 
 def _gone(graph: Graph, instead: _Instead) -> Iterator[Node]:
@@ -113,8 +113,7 @@ class _Instead:
             return node
         return replace(
             node,
-            args=tuple(map(self._arg, node.args)),
-            kwargs=tuple((name, self._arg(arg)) for name, arg in node.kwargs),
+            **arguments(node, self._value),
             outputs=tuple(None if value is None else self._value(value) for value in node.outputs),
             inplace=tuple((self._value(value), op) for value, op in node.inplace),
         )
@@ -123,8 +122,3 @@ class _Instead:
         if value not in self._values and value.storage in self._storages:
             self._values[value] = replace(value, storage=self._storages[value.storage])
         return self._values.get(value, value)
-
-    def _arg(self, arg: Arg) -> Arg:
-        if isinstance(arg, tuple):
-            return tuple(map(self._arg, arg))
-        return self._value(arg) if isinstance(arg, Value) else arg

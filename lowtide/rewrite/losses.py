@@ -39,7 +39,7 @@ _EMPTY_LIKE, _EMPTY_STRIDED = "aten.empty_like.default", "aten.empty_strided.def
 
 def make_anew(graph: Graph) -> Rewritten:
     """Every such tensor whose sizes are numbers."""
-    return replace_nodes(graph, {node: (made,) for node in graph.nodes if (made := _made(node)) is not None})
+    return replace_nodes(graph, {node: (anew,) for node in graph.nodes if (anew := _made(node)) is not None})
 
 
 def _made(node: Node) -> Node | None:
@@ -48,12 +48,12 @@ def _made(node: Node) -> Node | None:
     value = node.outputs[0] if op else None
     if value is None or not all(isinstance(size, int) for size in (*value.shape, *value.stride)):
         return None
-    looks = (("dtype", Atom("dtype", value.dtype)), ("device", Atom("device", value.storage.device)))
+    layout = (("dtype", Atom("dtype", value.dtype)), ("device", Atom("device", value.storage.device)))
     args: tuple[Arg, ...] = (value.shape,)
     if value.stride == contiguous_stride(value.shape):
-        return replace(node, op=op, args=args, kwargs=looks)
+        return replace(node, op=op, args=args, kwargs=layout)
     if node.op == _EMPTY_LIKE:
-        return replace(node, op=_EMPTY_STRIDED, args=(*args, value.stride), kwargs=looks)
+        return replace(node, op=_EMPTY_STRIDED, args=(*args, value.stride), kwargs=layout)
     return None
 
 
@@ -109,13 +109,13 @@ def _same(forward: Node, backward: Node, origins: Mapping[Arg, Arg]) -> bool:
 
 def _origins(graph: Graph) -> dict[Arg, Arg]:
     """By what was int64, then int32, and is int64 again: what it was, as labels and those that do not count fit into int32."""
-    held = {node.outputs[0]: node.args[0] for node in graph.nodes if node.op == _CAST and node.outputs[0] is not None}
-    found: dict[Arg, Arg] = {}
-    for again, between in held.items():
-        first = held.get(between) if isinstance(between, Value) and between.dtype == "int32" else None
+    casts = {node.outputs[0]: node.args[0] for node in graph.nodes if node.op == _CAST and node.outputs[0] is not None}
+    origins: dict[Arg, Arg] = {}
+    for again, between in casts.items():
+        first = casts.get(between) if isinstance(between, Value) and between.dtype == "int32" else None
         if isinstance(first, Value) and again is not None and first.dtype == again.dtype == "int64":
-            found[again] = first
-    return found
+            origins[again] = first
+    return origins
 
 
 def _can_be(graph: Graph, node: Node, loss: _Loss, backward: list[Node]) -> bool:
@@ -136,33 +136,33 @@ def _key(node: Node, loss: _Loss) -> tuple[Arg, ...]:
 
 def _forward(node: Node, loss: _Loss, counts: dict[tuple[Arg, ...], Value]) -> Iterator[Node]:
     """The loss as a sum that is divided; what it is divided by, if it has to be counted."""
-    made = node.outputs[0]
-    assert made is not None
-    total = _like(made, f"{made.name}_sum")
+    result = node.outputs[0]
+    assert result is not None
+    total = _like(result, f"{result.name}_sum")
     outputs = (total, *(None for _ in node.outputs[1:]))
     if loss.ignored is None:
         scores = node.args[0]
         assert isinstance(scores, Value)
-        divide = Node("aten.div.Scalar", (total, prod(map(int, scores.shape))), (made,), source=node.source)
+        divide = Node("aten.div.Scalar", (total, prod(map(int, scores.shape))), (result,), source=node.source)
     else:
         if _key(node, loss) not in counts:
-            counting = tuple(_counting(node, loss, made))
+            counting = tuple(_counting(node, loss, result))
             counts[_key(node, loss)] = counting[-1].results[0]
             yield from counting
-        divide = Node("aten.div.Tensor", (total, counts[_key(node, loss)]), (made,), source=node.source)
+        divide = Node("aten.div.Tensor", (total, counts[_key(node, loss)]), (result,), source=node.source)
     yield replace(node, args=_reduced(node.args, loss.reduction), outputs=outputs)
     yield replace(divide, inplace=((total, f"{divide.op.replace('div.', 'div_.')}"),))
 
 
-def _counting(node: Node, loss: _Loss, made: Value) -> Iterator[Node]:
+def _counting(node: Node, loss: _Loss, result: Value) -> Iterator[Node]:
     """How many labels count, as a number of the loss's type."""
     assert loss.ignored is not None
     labels = node.args[1]
     assert isinstance(labels, Value)
-    storage = Storage(f"{made.name}_counts", prod(map(int, labels.shape)), labels.storage.device, made.storage.kind)
+    storage = Storage(f"{result.name}_counts", prod(map(int, labels.shape)), labels.storage.device, result.storage.kind)
     flags = Value(storage.name, storage, "bool", labels.shape, labels.stride)
     yield Node("aten.ne.Scalar", (labels, node.args[loss.ignored]), (flags,), source=node.source)
-    count = _like(made, f"{made.name}_count")
+    count = _like(result, f"{result.name}_count")
     yield Node("aten.sum.default", (flags,), (count,), (("dtype", Atom("dtype", count.dtype)),), source=node.source)
 
 
@@ -256,5 +256,5 @@ def _numbers(table: Value, name: str) -> Node:
     assert isinstance(count, int)
     dtype = "int32" if count <= 2**31 else "int64"
     storage = Storage(f"{name}_numbers", count * ITEM_BYTES[dtype], table.storage.device, Kind.ACTIVATION)
-    looks = (("dtype", Atom("dtype", dtype)), ("device", Atom("device", storage.device)))
-    return Node("aten.arange.default", (count,), (Value(storage.name, storage, dtype, (count,), (1,)),), looks)
+    layout = (("dtype", Atom("dtype", dtype)), ("device", Atom("device", storage.device)))
+    return Node("aten.arange.default", (count,), (Value(storage.name, storage, dtype, (count,), (1,)),), layout)

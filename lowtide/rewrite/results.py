@@ -17,6 +17,7 @@ from typing import TypeAlias
 from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.operators.names import CLONE
 from lowtide.ir.operators.table import ROWS, row_of
+from lowtide.rewrite.algebra.uses import layout
 from lowtide.rewrite.base import Rewritten, replace_nodes
 
 
@@ -71,7 +72,7 @@ def _result(node: Node, makers: Makers, outputs: Mapping[tuple[object, ...], Val
     if rule.bounds and not all(_holds(saved.dtype, bound) for bound in parameters):
         return None
     result = outputs.get((rule.forward, _copied(saved, makers), *parameters))
-    return result if result is not None and _layout(result) == _layout(saved) else None
+    return result if result is not None and layout(result) == layout(saved) else None
 
 
 def _holds(dtype: str, number: Arg) -> bool:
@@ -114,7 +115,3 @@ def _unread_copies(graph: Graph, instead: Mapping[Node, tuple[Node, ...]], maker
             read.update(new.inputs)
     copies = {makers[value] for node in instead for value in node.inputs if value in makers and value not in read}
     return {node for node in copies if node.op == CLONE}
-
-
-def _layout(value: Value) -> tuple[object, ...]:
-    return value.dtype, value.shape, value.stride, value.storage.device

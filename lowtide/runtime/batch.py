@@ -118,33 +118,33 @@ class BatchSpec:
         Raises CaptureError for a tensor that is no plain one, BatchError within what torch puts around all tensors.
         """
         refuse_surroundings()
-        looks = [(_name(leaf.where), _look(leaf.value, device)) for leaf in tree.flatten((args, kwargs))[0]]
-        for where, look in looks:
-            if isinstance(look, _NotPlain):
-                raise CaptureError(f"batch {where} is {look.kind}: plain dense tensors can be captured; {look.remedy}")
-        return cls(tuple(looks), training)
+        specs = [(_name(leaf.where), _look(leaf.value, device)) for leaf in tree.flatten((args, kwargs))[0]]
+        for where, spec in specs:
+            if isinstance(spec, _NotPlain):
+                raise CaptureError(f"batch {where} is {spec.kind}: plain dense tensors can be captured; {spec.remedy}")
+        return cls(tuple(specs), training)
 
     @cached_property
     def specs(self) -> TensorSpecs | None:
         """By which a batch like it is recognised at once; None where not each leaf is a tensor on a CPU and an argument by itself."""
-        tensors = [look for _, look in self.leaves if isinstance(look, _TensorSpec) and look.device.type == "cpu"]
+        tensors = [spec for _, spec in self.leaves if isinstance(spec, _TensorSpec) and spec.device.type == "cpu"]
         if [where for where, _ in self.leaves] != [f"[{at}]" for at in range(len(tensors))]:
             return None
-        return TensorSpecs((look.shape, look.stride, look.dtype) for look in tensors)
+        return TensorSpecs((spec.shape, spec.stride, spec.dtype) for spec in tensors)
 
     def is_tensor_like(self, leaf: int, dtype: str, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
-        look = self.leaves[leaf][1]
-        if not isinstance(look, _TensorSpec) or (str(look.dtype).removeprefix("torch."), look.shape) != (dtype, shape):
+        spec = self.leaves[leaf][1]
+        if not isinstance(spec, _TensorSpec) or (str(spec.dtype).removeprefix("torch."), spec.shape) != (dtype, shape):
             return False
-        return same_strides(shape, look.stride, stride)
+        return same_strides(shape, spec.stride, stride)
 
     def made_up(self) -> list[Any]:
         """Leaves like these, on a CPU: tensors of zeros. What lies between their elements is not touched, and takes no memory."""
-        return [_zeros(look) if isinstance(look, _TensorSpec) else look for _, look in self.leaves]
+        return [_zeros(spec) if isinstance(spec, _TensorSpec) else spec for _, spec in self.leaves]
 
     def rows(self) -> list[Any]:
         """What a file keeps of it. Raises BatchError for a leaf that text cannot hold."""
-        return [[where, _row(where, look)] for where, look in self.leaves]
+        return [[where, _row(where, spec)] for where, spec in self.leaves]
 
     @classmethod
     def from_rows(cls, rows: Any) -> BatchSpec:
@@ -163,11 +163,11 @@ class BatchSpec:
         if specs is not None and specs.hold(args, kwargs) and not (self.training and any(arg.requires_grad for arg in args)):
             return args
         leaves, _ = tree.flatten((args, kwargs))
-        found = [_name(leaf.where) for leaf in leaves]
+        names = [_name(leaf.where) for leaf in leaves]
         expected = [where for where, _ in self.leaves]
-        if found != expected:
-            difference, at = _other_structure(expected, found), [leaf.where for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
-            if [where for where, look in self.leaves if isinstance(look, (_TensorSpec, _NotPlain))] == list(map(_name, at)):
+        if names != expected:
+            difference, at = _other_structure(expected, names), [leaf.where for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+            if [where for where, spec in self.leaves if isinstance(spec, (_TensorSpec, _NotPlain))] == list(map(_name, at)):
                 raise NewShapeError(difference, difference, _shape(leaves), restructured=True)
             raise BatchError(difference)
         items = [leaf.value for leaf in leaves]
@@ -193,31 +193,31 @@ class BatchSpec:
         return {leaf.where for leaf in tree.flatten((args, kwargs))[0] if _name(leaf.where) in self.unread}
 
     def _refuse_shape(self, where: str, leaves: Sequence[tree.Leaf]) -> NoReturn:
-        wanted, got = next((look, leaf.value) for (name, look), leaf in zip(self.leaves, leaves, strict=True) if name == where)
-        look = _look(got, _META)
-        difference = f"batch {where}: expected {wanted}, got {look}"
-        raise NewShapeError(difference + _advice(look, wanted, self.training), difference, _shape(leaves))
+        wanted, got = next((spec, leaf.value) for (name, spec), leaf in zip(self.leaves, leaves, strict=True) if name == where)
+        spec = _look(got, _META)
+        difference = f"batch {where}: expected {wanted}, got {spec}"
+        raise NewShapeError(difference + _advice(spec, wanted, self.training), difference, _shape(leaves))
 
     def _is_alike(self, where: str, wanted: Any, got: Any, device: torch.device) -> bool:
         """False where a tensor has another shape or other strides. Raises BatchError for what differs otherwise."""
-        look = _look(got, device)
+        spec = _look(got, device)
         if not isinstance(wanted, _TensorSpec):
             if where in self.unread and type(got) is type(wanted):
                 return True
             if isinstance(got, torch.Tensor) or type(got) is not type(wanted) or not _equal(got, wanted):
-                found = "another" if _in_words(got) == _in_words(wanted) else _in_words(got)
+                kind = "another" if _in_words(got) == _in_words(wanted) else _in_words(got)
                 raise OtherValueError(
-                    f"batch {where}: the step was captured with {_in_words(wanted)}, got {found}; values that are not tensors are fixed at "
+                    f"batch {where}: the step was captured with {_in_words(wanted)}, got {kind}; values that are not tensors are fixed at "
                     f"capture: leave out of the batch what the program does not read, and {_OTHERWISE[isinstance(wanted, str)]}"
                 )
         elif not isinstance(got, torch.Tensor):
             raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
-        elif got.requires_grad and isinstance(look, _TensorSpec) and (self.training or torch.is_grad_enabled()):
+        elif got.requires_grad and isinstance(spec, _TensorSpec) and (self.training or torch.is_grad_enabled()):
             raise BatchError(f"batch {where} {_DIFFERENTIATED}")
-        elif not wanted.is_like(look):
-            if isinstance(look, _TensorSpec) and (look.dtype, look.device) == (wanted.dtype, wanted.device):
+        elif not wanted.is_like(spec):
+            if isinstance(spec, _TensorSpec) and (spec.dtype, spec.device) == (wanted.dtype, wanted.device):
                 return False
-            raise BatchError(f"batch {where}: expected {wanted}, got {look}{_advice(look, wanted, self.training)}")
+            raise BatchError(f"batch {where}: expected {wanted}, got {spec}{_advice(spec, wanted, self.training)}")
         return True
 
 
@@ -249,16 +249,16 @@ class _TensorSpec:
         return describe(self.shape, self.stride, self.dtype, self.device)
 
 
-def _zeros(look: _TensorSpec) -> torch.Tensor:
-    return torch.as_strided(torch.empty(reach(look.shape, look.stride), dtype=look.dtype, device="cpu"), look.shape, look.stride).zero_()
+def _zeros(spec: _TensorSpec) -> torch.Tensor:
+    return torch.as_strided(torch.empty(reach(spec.shape, spec.stride), dtype=spec.dtype, device="cpu"), spec.shape, spec.stride).zero_()
 
 
-def _row(where: str, look: Any) -> dict[str, Any]:
-    if isinstance(look, _TensorSpec):
-        return {"dtype": str(look.dtype).removeprefix("torch."), "shape": list(look.shape), "stride": list(look.stride)}
-    if type(look) not in _PLAIN:
-        raise BatchError(f"batch {where}: expected tensors, numbers, texts and None, which a file can hold, got a {type(look).__name__}")
-    return {"value": look}
+def _row(where: str, spec: Any) -> dict[str, Any]:
+    if isinstance(spec, _TensorSpec):
+        return {"dtype": str(spec.dtype).removeprefix("torch."), "shape": list(spec.shape), "stride": list(spec.stride)}
+    if type(spec) not in _PLAIN:
+        raise BatchError(f"batch {where}: expected tensors, numbers, texts and None, which a file can hold, got a {type(spec).__name__}")
+    return {"value": spec}
 
 
 def _from_row(row: Any) -> Any:
@@ -281,11 +281,11 @@ def _look(item: Any, device: torch.device) -> Any:
     return _TensorSpec(tuple(item.shape), item.stride(), item.dtype, device if item.device.type == "meta" else item.device)
 
 
-def _other_structure(expected: list[str], found: list[str]) -> str:
+def _other_structure(expected: list[str], theirs: list[str]) -> str:
     """Which leaf is missing or too much, and what was expected and found."""
-    missing, new = [where for where in expected if where not in found], [where for where in found if where not in expected]
+    missing, new = [where for where in expected if where not in theirs], [where for where in theirs if where not in expected]
     differences = [f"{', '.join(_some(names))} {what}" for names, what in ((missing, "is missing"), (new, "was not there")) if names]
-    wanted, got = ", ".join(_some(expected)) or "nothing", ", ".join(_some(found)) or "nothing"
+    wanted, got = ", ".join(_some(expected)) or "nothing", ", ".join(_some(theirs)) or "nothing"
     return f"{'; '.join(differences) or 'another order'}: expected a batch of {wanted}; got {got}"
 
 
@@ -309,17 +309,17 @@ def _equal(one: Any, two: Any) -> bool:
         return False
 
 
-def _advice(look: _TensorSpec | _NotPlain, wanted: _TensorSpec, training: bool) -> str:
+def _advice(spec: _TensorSpec | _NotPlain, wanted: _TensorSpec, training: bool) -> str:
     """What helps against the usual differences."""
-    if isinstance(look, _NotPlain):
-        return f"; {look.remedy}"
-    if look.device != wanted.device:
+    if isinstance(spec, _NotPlain):
+        return f"; {spec.remedy}"
+    if spec.device != wanted.device:
         return f"; move it with .to({str(wanted.device)!r})"
-    if look.dtype != wanted.dtype:
+    if spec.dtype != wanted.dtype:
         return f"; convert it with .to({wanted.dtype}), or call lowtide.optimize again if the model has another dtype now"
-    if look.shape == wanted.shape:
+    if spec.shape == wanted.shape:
         return "; copy it with .contiguous()" if wanted.stride == torch.empty(wanted.shape, device="meta").stride() else ""
-    if look.shape[1:] == wanted.shape[1:]:
+    if spec.shape[1:] == wanted.shape[1:]:
         size = wanted.shape[0] if wanted.shape else 1
         loader = "; a loader with drop_last=True gives batches of one size"
         return loader if training else f"; pad or cut it to {size} rows, or optimize the model for this size too"

@@ -80,9 +80,9 @@ class View:
             item = constants[int(slot.path[0])]
             if not isinstance(item, Position):
                 return item
-            if not isinstance(found := item.now(), torch.Tensor):
+            if not isinstance(tensor := item.now(), torch.Tensor):
                 raise ChangedError(f"{item.text} was a tensor when the step was captured and is none now")
-            return found
+            return tensor
         try:
             return _READERS[slot.table](self, slot.path)
         except (KeyError, IndexError, TypeError) as error:
@@ -177,12 +177,12 @@ class InputCheck:
 
     def __call__(self, items: Sequence[Any]) -> None:
         """Raise ChangedError for a tensor that looks otherwise than it did, BatchError for a batch that shares memory with one."""
-        for (slot, look), item in zip(self.expected, items, strict=True):
-            if look and not looks_like(item, look[:4]):
+        for (slot, layout), item in zip(self.expected, items, strict=True):
+            if layout and not looks_like(item, layout[:4]):
                 got = describe(item.shape, item.stride(), item.dtype, item.device)
-                raise ChangedError(f"{slot} was {describe(*look[:4])} when the step was captured and is {got} now")
-            if look and look[4] is not None and item.storage_offset() != look[4]:
-                raise ChangedError(f"{slot} began at element {look[4]} of its storage and begins at {item.storage_offset()} now")
+                raise ChangedError(f"{slot} was {describe(*layout[:4])} when the step was captured and is {got} now")
+            if layout and layout[4] is not None and item.storage_offset() != layout[4]:
+                raise ChangedError(f"{slot} began at element {layout[4]} of its storage and begins at {item.storage_offset()} now")
         self._check_sharing(items)
 
     def _check_sharing(self, items: Sequence[Any]) -> None:
@@ -207,9 +207,9 @@ class InputCheck:
         raise BatchError(f"{slot} {why}") if slot.table == "batch" else ChangedError(f"{slot} {why}")
 
 
-def looks_like(item: torch.Tensor, look: tuple[Any, ...]) -> bool:
+def looks_like(item: torch.Tensor, layout: tuple[Any, ...]) -> bool:
     """Whether a tensor has a shape, strides, dtype and device. Strides that mean nothing may differ."""
-    shape, stride, dtype, device = look
+    shape, stride, dtype, device = layout
     if (item.shape, item.dtype, item.device) != (shape, dtype, device):
         return False
     return item.stride() == stride or same_strides(shape, item.stride(), stride)
@@ -224,5 +224,5 @@ def _look_of(value: Value, absolute: bool) -> tuple[Any, ...]:
     """Shape, strides, dtype, device; and the offset, where the program counts elements from the start of the storage."""
     if value.storage.kind in (Kind.SCALAR, Kind.INPUT):
         return ()
-    look = value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
-    return (*look, value.offset if absolute else None)
+    layout = value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
+    return (*layout, value.offset if absolute else None)

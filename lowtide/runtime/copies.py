@@ -198,14 +198,14 @@ class StreamedMemory:
 class _StreamedCopy:
     """What a store hands out. Its buffer goes back when nobody refers to it any more, also where a step fails in its midst."""
 
-    def __init__(self, memory: StreamedMemory, look: TensorLayout) -> None:
-        self.look, self.stored = look, None
-        self._memory, self.buffer = memory, memory.take(look.nbytes)
+    def __init__(self, memory: StreamedMemory, layout: TensorLayout) -> None:
+        self.layout, self.stored = layout, None
+        self._memory, self.buffer = memory, memory.take(layout.nbytes)
 
     @property
     def bytes(self) -> torch.Tensor:
         """The part of the buffer that the copy fills."""
-        return self.buffer.memory[: self.look.nbytes]
+        return self.buffer.memory[: self.layout.nbytes]
 
     def __del__(self) -> None:
         if hasattr(self, "buffer"):  # not where there was no memory for one
@@ -237,8 +237,8 @@ class StreamedTransfers:
 
     def load(self, copy: _StreamedCopy) -> torch.Tensor:
         """Memory as the computing stream has it to give, filled once that stream is done with it and the copy is whole."""
-        look = copy.look
-        return self._filled(look.on(torch.empty(look.nbytes, dtype=torch.uint8, device=look.device).untyped_storage()), copy)
+        layout = copy.layout
+        return self._filled(layout.on(torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device).untyped_storage()), copy)
 
     def _filled(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
         """The tensor, whose memory the computing stream has just been given."""
@@ -259,7 +259,7 @@ class StreamedTransfers:
         self._empty[id(tensor)] = tensor, copy
 
     def refill(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
-        tensor.untyped_storage().resize_(copy.look.nbytes)
+        tensor.untyped_storage().resize_(copy.layout.nbytes)
         del self._empty[id(tensor)]
         return self._filled(tensor, copy)
 
@@ -301,7 +301,7 @@ def host_memory(device: str) -> HostMemory:
 
 @dataclass(frozen=True)
 class _DirectCopy:
-    look: TensorLayout
+    layout: TensorLayout
     storage: torch.UntypedStorage
 
 
@@ -333,7 +333,7 @@ class DirectTransfers:
 
     def load(self, copy: _DirectCopy) -> torch.Tensor:
         """A tensor on a copy of the copy, which may be wanted again."""
-        return copy.look.on(copy.storage.clone())
+        return copy.layout.on(copy.storage.clone())
 
     def arrived(self, tensor: torch.Tensor) -> None:
         """Nothing: it is filled."""
@@ -345,7 +345,7 @@ class DirectTransfers:
 
     def refill(self, tensor: torch.Tensor, copy: _DirectCopy) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        storage.resize_(copy.look.nbytes)
+        storage.resize_(copy.layout.nbytes)
         storage.copy_(copy.storage)
         del self.empty_now[id(tensor)]
         return tensor

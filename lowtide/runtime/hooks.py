@@ -45,13 +45,13 @@ def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: boo
 def already_run(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """The optimizer's own step runs no hooks before it meanwhile."""
     tables: list[dict[Any, Any]] = [_global_optimizer_pre_hooks, *(each._optimizer_step_pre_hooks for each in each_of(optimizer))]
-    held = [dict(table) for table in tables]
+    tables_before = [dict(table) for table in tables]
     try:
         for table in tables:
             table.clear()
         yield
     finally:
-        for table, hooks in zip(tables, held, strict=True):
+        for table, hooks in zip(tables, tables_before, strict=True):
             table.update(hooks)
 
 
@@ -84,8 +84,8 @@ _READS_GRADIENT = vars(torch._C.TensorBase)["grad"].__get__
 
 def _versions(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
     """What tells that a tensor of the caller's was written or replaced."""
-    held = chain.from_iterable(entries.values() for entries in optimizer.state.values())
-    tensors = (item for item in chain(model.parameters(), model.buffers(), held) if isinstance(item, torch.Tensor))
+    state = chain.from_iterable(entries.values() for entries in optimizer.state.values())
+    tensors = (item for item in chain(model.parameters(), model.buffers(), state) if isinstance(item, torch.Tensor))
     return [(id(tensor), tensor._version) for tensor in tensors]
 
 

@@ -66,9 +66,9 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> None:
         raise NativeError(f"the compiler {name} was stopped after {_PATIENCE_SECONDS:g} seconds") from error
     except OSError as error:
         raise NativeError(f"the compiler {name} does not run ({error})") from error
-    for status, said in answers:
+    for status, words in answers:
         if status:
-            complaints = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["without a word"]
+            complaints = [line for line in words.splitlines() if "error" in line] or words.splitlines() or ["without a word"]
             raise NativeError(f"the compiler {name} failed ({complaints[0].strip()}): it has to know C++20, as GCC 10 and Clang 11 do")
 
 
@@ -85,12 +85,12 @@ def _answers(commands: Sequence[Sequence[str]], folder: Path) -> list[tuple[int,
             for command in commands:
                 # A group of its own, so that all of it can be ended; what it says goes to a file, as a pipe is open for as long as any
                 # of it lives.
-                said = files.enter_context(tempfile.TemporaryFile(dir=folder))
+                output = files.enter_context(tempfile.TemporaryFile(dir=folder))
                 process = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
                 )
-                begun.append((process, said))
-            return [(process.wait(max(0.0, end - time.monotonic())), _heard(said)) for process, said in begun]
+                begun.append((process, output))
+            return [(process.wait(max(0.0, end - time.monotonic())), _heard(output)) for process, output in begun]
         except BaseException:  # their time is over, or this process is interrupted
             for process, _ in begun:
                 if process.poll() is None:
@@ -99,9 +99,9 @@ def _answers(commands: Sequence[Sequence[str]], folder: Path) -> list[tuple[int,
             raise
 
 
-def _heard(said: IO[bytes]) -> str:
-    said.seek(0)
-    return said.read(_HEARD_BYTES).decode(errors="replace")
+def _heard(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read(_HEARD_BYTES).decode(errors="replace")
 
 
 def compiler() -> list[str]:
@@ -112,10 +112,10 @@ def compiler() -> list[str]:
             return words
     except ValueError as error:
         raise NativeError(f"CXX is {chosen!r}, which is no command ({error}): correct it, or unset it") from error
-    found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
-    if found is None:
+    command = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if command is None:
         raise NativeError("it takes a C++ compiler, and none of c++, g++, clang++ is here: install g++, or set CXX")
-    return [found]
+    return [command]
 
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -207,14 +207,14 @@ def _build(folder: Path | None, name: str, making: LibraryRecipe) -> Any:
         warn_not_cached(f"{folder} has no room for {making.what}, or does not let it run")
         folder = None
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as piece:
-        made = Path(piece) / name
-        making.compiled(made)
+        draft = Path(piece) / name
+        making.compiled(draft)
         if making.is_library:
-            _check_is_whole(made.read_bytes())
-        found = making.opened(made)
+            _check_is_whole(draft.read_bytes())
+        library = making.opened(draft)
         if folder is not None:
-            _keep(made, folder / name)
-        return found
+            _keep(draft, folder / name)
+        return library
 
 
 def _can_build_in(folder: Path) -> bool:
@@ -226,11 +226,11 @@ def _can_build_in(folder: Path) -> bool:
         return False
 
 
-def _keep(made: Path, path: Path) -> None:
+def _keep(draft: Path, path: Path) -> None:
     """Seal a copy and put it in its place; what is loaded stays as it is. A failure costs a warning."""
-    sealed = made.with_suffix(".sealed")
+    sealed = draft.with_suffix(".sealed")
     try:
-        library = made.read_bytes()
+        library = draft.read_bytes()
         sealed.write_bytes(library + seal(library))
         sealed.chmod(0o700)
         os.replace(sealed, path)

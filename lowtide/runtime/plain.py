@@ -33,8 +33,8 @@ _BY_KEY = (
 def _bits(names: Iterable[str]) -> int:
     """Dispatch keys as bits; none for what this torch does not have."""
     keys = torch._C.DispatchKey
-    found = [getattr(keys, name) for name in names if hasattr(keys, name)]
-    return reduce(or_, (torch._C.DispatchKeySet(key).raw_repr() for key in found), 0)
+    keysets = [getattr(keys, name) for name in names if hasattr(keys, name)]
+    return reduce(or_, (torch._C.DispatchKeySet(key).raw_repr() for key in keysets), 0)
 
 
 _PLAIN, BESIDE_AUTOGRAD = _bits((*_PLAIN_KEYS, *_CASTS)), ~_bits(_OF_AUTOGRAD)

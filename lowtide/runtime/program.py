@@ -92,12 +92,12 @@ class Program:
 
     def line_of(self, error: BaseException) -> int:
         """The line of the source at which a run has failed, the first is 1; 0 where it was none of them."""
-        found, trace = 0, error.__traceback__
+        line, trace = 0, error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code is self._step.__code__:
-                found = trace.tb_lineno
+                line = trace.tb_lineno
             trace = trace.tb_next
-        return found
+        return line
 
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
         if self.host is None:

@@ -87,12 +87,12 @@ class Peers(SinglePeer):
     def together(self, run: Callable[[], T]) -> T:
         """What `run` gives here. Where it raises on one rank, all of them raise."""
         try:
-            found = run()
+            result = run()
         except Exception as error:
             self._all(_said(error))
             raise
         self._check(self._all(None))
-        return found
+        return result
 
     def compare(self, texts: Sequence[str], read: Sequence[str] = ()) -> None:
         """Raises CaptureError on all ranks, naming the first line that differs, unless these texts are the same on all of them.
@@ -171,14 +171,14 @@ class Peers(SinglePeer):
         return int(both[0]) == -int(both[1])
 
     def _differ(self, doing: str, read: str) -> None:
-        said = self._all([doing, read])
-        self._check([each if isinstance(each, tuple) else None for each in said])
-        other = next(rank for rank, each in enumerate(said) if each[0] != said[0][0])
-        advice = f" {_READ_ALIKE}" if said[0][1] or said[other][1] else ""
+        doings = self._all([doing, read])
+        self._check([each if isinstance(each, tuple) else None for each in doings])
+        other = next(rank for rank, each in enumerate(doings) if each[0] != doings[0][0])
+        advice = f" {_READ_ALIKE}" if doings[0][1] or doings[other][1] else ""
         raise StepError(
-            f"ranks do not do the same: rank 0 is about to run {''.join(said[0])}, rank {other} {''.join(said[other])}. All ranks run the "
-            "same program at each step: give all of them batches of one shape (a loader with drop_last=True) and take the same decisions "
-            f"on all.{advice}"
+            f"ranks do not do the same: rank 0 is about to run {''.join(doings[0])}, rank {other} {''.join(doings[other])}. All ranks run "
+            "the same program at each step: give all of them batches of one shape (a loader with drop_last=True) and take the same "
+            f"decisions on all.{advice}"
         )
 
     def _check(self, failures: Sequence[tuple[str, str] | None]) -> None:
@@ -199,10 +199,10 @@ class Peers(SinglePeer):
 
     def _all(self, item: Any) -> list[Any]:
         self._check_in_step()
-        found: list[Any] = [None] * self.group.size()
+        messages: list[Any] = [None] * self.group.size()
         with peer_failure_as_step_error():
-            dist.all_gather_object(found, item, group=self.group)
-        return found
+            dist.all_gather_object(messages, item, group=self.group)
+        return messages
 
 
 @contextmanager
@@ -256,24 +256,24 @@ def lay_out(model: nn.Module, size: int, group: str) -> dict[torch.Tensor, torch
     for name, each in whole.items():
         if not each.is_meta and (other := first.setdefault(each.data_ptr(), name)) != name:
             raise CaptureError(f"{name} shares its memory with {other}, which parts of them would not: make them one parameter")
-    held: dict[torch.Tensor, torch.Tensor] = {each: each.data for each in whole.values()}
-    for parameter, data in held.items():
+    own_data: dict[torch.Tensor, torch.Tensor] = {each: each.data for each in whole.values()}
+    for parameter, data in own_data.items():
         WHOLE_OF[parameter] = WholeLayout(data.shape, data.stride(), group)
         parameter.grad = None
         parameter.data = data.new_empty(-(-data.numel() // size))
-    return held
+    return own_data
 
 
-def put_back(held: Mapping[torch.Tensor, torch.Tensor]) -> None:
-    for parameter, data in held.items():
+def put_back(own_data: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    for parameter, data in own_data.items():
         parameter.data = data
         WHOLE_OF.pop(parameter, None)
 
 
-def fill(held: dict[torch.Tensor, torch.Tensor], size: int, group: str) -> None:
+def fill(own_data: dict[torch.Tensor, torch.Tensor], size: int, group: str) -> None:
     """Each parameter gets its part of what was there, which is let go."""
-    while held:
-        parameter, data = held.popitem()
+    while own_data:
+        parameter, data = own_data.popitem()
         parameter.data.copy_(own_part(data, size, group))
 
 
@@ -281,11 +281,11 @@ def fill(held: dict[torch.Tensor, torch.Tensor], size: int, group: str) -> None:
 def gathered(model: nn.Module, group: dist.ProcessGroup) -> Iterator[None]:
     """Parameters are whole inside, on all ranks, which all come here; of what was written to them there each rank keeps its part."""
     parts = {each: each.data for each in model.parameters() if each in WHOLE_OF}
-    looks = {each: WHOLE_OF[each] for each in parts}
+    layouts = {each: WHOLE_OF[each] for each in parts}
     try:
         with peer_failure_as_step_error():
             for parameter, part in parts.items():
-                parameter.data = _whole(part, looks[parameter], group)
+                parameter.data = _whole(part, layouts[parameter], group)
                 del WHOLE_OF[parameter]
         yield
     finally:
@@ -293,11 +293,11 @@ def gathered(model: nn.Module, group: dist.ProcessGroup) -> Iterator[None]:
             parts[parameter].copy_(own_part(parameter.data, group.size(), group.group_name))
             parameter.grad = None
             parameter.data = parts[parameter]
-            WHOLE_OF[parameter] = looks[parameter]
+            WHOLE_OF[parameter] = layouts[parameter]
 
 
-def _whole(part: torch.Tensor, look: WholeLayout, group: dist.ProcessGroup) -> torch.Tensor:
+def _whole(part: torch.Tensor, layout: WholeLayout, group: dist.ProcessGroup) -> torch.Tensor:
     flat = part.new_empty(len(part) * group.size())
     dist.all_gather(list(flat.view(group.size(), -1)), part, group=group)
-    found = flat[: look.shape.numel()].view(look.shape)
-    return found if found.stride() == look.stride else part.new_empty_strided(look.shape, look.stride).copy_(found)
+    whole = flat[: layout.shape.numel()].view(layout.shape)
+    return whole if whole.stride() == layout.stride else part.new_empty_strided(layout.shape, layout.stride).copy_(whole)

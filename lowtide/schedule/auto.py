@@ -45,16 +45,16 @@ class Auto:
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
         end = time.monotonic() + self.max_seconds
         moves = _MOVES_A_STATE * self.max_states + _MOVES_A_NODE * problem.node_count if self.max_moves is None else self.max_moves
-        for found in Exact(max_states=self.max_states, max_moves=moves, max_seconds=self.max_seconds).answers(problem):
-            yield found
-        if found.status is not Status.FEASIBLE or time.monotonic() > end:
+        for schedule_found in Exact(max_states=self.max_states, max_moves=moves, max_seconds=self.max_seconds).answers(problem):
+            yield schedule_found
+        if schedule_found.status is not Status.FEASIBLE or time.monotonic() > end:
             return
-        searched = found
+        searched = schedule_found
         inner = Exact(max_states=self.max_states // _WINDOWS, first=Beam())
         for repaired in Repair(inner, FixedAnswer(searched), max_moves=moves).answers(problem):
-            if repaired.peak_bytes < found.peak_bytes or repaired.lower_bound_bytes > found.lower_bound_bytes:
-                found = repaired
-            yield replace(found, stats={**searched.stats, **repaired.stats})
+            if repaired.peak_bytes < schedule_found.peak_bytes or repaired.lower_bound_bytes > schedule_found.lower_bound_bytes:
+                schedule_found = repaired
+            yield replace(schedule_found, stats={**searched.stats, **repaired.stats})
             if time.monotonic() > end:
                 return
 

@@ -47,8 +47,8 @@ class Beam:
             lasting_bytes, problem.made_bytes + problem.workspace_bytes, problem.kept, problem.start_bytes,
             lower_bound_bytes(problem) - problem.resident_bytes, words, self.width, self.max_states,
         )  # fmt: skip
-        found = scheduled(problem, order, self, stats={"states": int(states)})
-        return scheduled(problem, order, self, bound_bytes=found.peak_bytes, stats=found.stats) if is_complete else found
+        schedule = scheduled(problem, order, self, stats={"states": int(states)})
+        return scheduled(problem, order, self, bound_bytes=schedule.peak_bytes, stats=schedule.stats) if is_complete else schedule
 
 
 @kernel(inner=True)

@@ -31,17 +31,17 @@ class Best:
 
     def solve(self, problem: OrderProblem) -> Schedule:
         """The least peak that a solver found, held against the best bound that one proved."""
-        found: list[Schedule] = []
+        schedules: list[Schedule] = []
         for solver in self.solvers:
-            found.append(solver.solve(problem))
-            if found[-1].status is not Status.FEASIBLE:
+            schedules.append(solver.solve(problem))
+            if schedules[-1].status is not Status.FEASIBLE:
                 break
-        return _combined(found)
+        return _combined(schedules)
 
 
-def _combined(found: list[Schedule]) -> Schedule:
-    best = min(found, key=lambda answer: (answer.status is Status.INFEASIBLE, answer.peak_bytes))
-    bound_bytes = max(answer.lower_bound_bytes for answer in found)
+def _combined(schedules: list[Schedule]) -> Schedule:
+    best = min(schedules, key=lambda answer: (answer.status is Status.INFEASIBLE, answer.peak_bytes))
+    bound_bytes = max(answer.lower_bound_bytes for answer in schedules)
     status = Status.OPTIMAL if best.peak_bytes == bound_bytes and best.status is Status.FEASIBLE else best.status
     return replace(best, lower_bound_bytes=bound_bytes, status=status)
 
@@ -64,10 +64,10 @@ def schedule_all(problems: Sequence[OrderProblem], solver: Solver) -> list[Sched
 class _OrderSearch:
     """The search for an order of one problem."""
 
-    def __init__(self, index: int, said: Iterator[Schedule]) -> None:
+    def __init__(self, index: int, answers: Iterator[Schedule]) -> None:
         self.index = index
-        self.found = next(said)
-        self._said = said
+        self.found = next(answers)
+        self._said = answers
 
     def go_on(self) -> bool:
         """A little more search; False where it had come to its end."""

@@ -106,19 +106,19 @@ def least_live(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np
     `done` must be closed under predecessors, and `later` under successors.
     """
     state = np.where(done, _DONE, np.where(later, _LATER, _FREE)).astype(np.int8)
-    found = _cut(problem, state, -1)
-    return MinimumCut(found.need_bytes + problem.resident_bytes, found.downset)
+    cut = _cut(problem, state, -1)
+    return MinimumCut(cut.need_bytes + problem.resident_bytes, cut.downset)
 
 
 def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> list[int]:
     """The tensors that `node` may take over after some downset; [-1] where there is none."""
     ptr, ids = problem.readers
-    found = []
+    nodes = []
     for tensor in problem.take_ids[problem.take_ptr[node] : problem.take_ptr[node + 1]]:
         readers = ids[ptr[tensor] : ptr[tensor + 1]]
         if not problem.kept[tensor] and np.count_nonzero(state[readers] == _LATER) == 1:  # that one is the node itself
-            found.append(int(tensor))
-    return found or [-1]
+            nodes.append(int(tensor))
+    return nodes or [-1]
 
 
 def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> MinimumCut:

@@ -165,12 +165,12 @@ class Repair:
         windows, moves, size = 0, 0, self.window
         while windows < self.max_windows and moves < self.max_moves and best.status is Status.FEASIBLE:
             window = _around_peak(problem, order, size)
-            found = self.inner.solve(window.problem)
-            windows, moves = windows + 1, moves + found.stats.get("moves", 0)
+            repaired = self.inner.solve(window.problem)
+            windows, moves = windows + 1, moves + repaired.stats.get("moves", 0)
             if size >= problem.node_count:  # the window is the problem
-                bound_bytes = max(bound_bytes, found.lower_bound_bytes)
-            if found.status is not Status.INFEASIBLE and found.peak_bytes < window.peak_bytes:
-                order, size = window.line.replaced(window.first, found.order), self.window
+                bound_bytes = max(bound_bytes, repaired.lower_bound_bytes)
+            if repaired.status is not Status.INFEASIBLE and repaired.peak_bytes < window.peak_bytes:
+                order, size = window.line.replaced(window.first, repaired.order), self.window
             elif size >= min(self.largest, problem.node_count):
                 break
             else:

@@ -43,14 +43,14 @@ def _begun(node: Node) -> Iterator[tuple[Axis, _Rows]]:
     """The axes of a reshape along the last of several dimensions that are one on the other side, and that one."""
     if node.op.rpartition(".")[0] not in ("aten.view", "aten._unsafe_view", "aten.reshape"):
         return
-    value, made = node.args[0], node.outputs[0]
-    if not isinstance(value, Value) or made is None or value.dtype != made.dtype:
+    value, result = node.args[0], node.outputs[0]
+    if not isinstance(value, Value) or result is None or value.dtype != result.dtype:
         return
-    for before, after in groups(value.shape, made.shape):
-        if len(before) > 1 and len(after) == 1 and after[0] < len(made.shape) - 1:
-            yield _end(node, value.shape[before[-1]], before[-1], innermost(after[0]), after[0]), (made, after[0])
+    for before, after in groups(value.shape, result.shape):
+        if len(before) > 1 and len(after) == 1 and after[0] < len(result.shape) - 1:
+            yield _end(node, value.shape[before[-1]], before[-1], innermost(after[0]), after[0]), (result, after[0])
         elif len(before) == 1 and len(after) > 1 and before[0] < len(value.shape) - 1:
-            yield _end(node, made.shape[after[-1]], innermost(before[0]), after[-1], after[-1]), (value, before[0])
+            yield _end(node, result.shape[after[-1]], innermost(before[0]), after[-1], after[-1]), (value, before[0])
 
 
 def _end(node: Node, extent: Size, before: int, after: int, size: int) -> Axis:
@@ -66,13 +66,13 @@ def _passed_on(graph: Graph, axes: Sequence[Axes], begun: Mapping[_Rows, Size]) 
                 rows = tuple(cut_by(node, axis))
                 for each in rows:
                     beside.setdefault(each, []).append(rows)
-    found, due = dict(begun), list(begun)
+    passed, due = dict(begun), list(begun)
     while due:
         each = due.pop()
-        for other in (other for rows in beside.get(each, ()) for other in rows if other not in found):
-            found[other] = found[each]
+        for other in (other for rows in beside.get(each, ()) for other in rows if other not in passed):
+            passed[other] = passed[each]
             due.append(other)
-    return found
+    return passed
 
 
 def _inner_axes(node: Node, axes: Axes, inner: Mapping[_Rows, Size]) -> Iterator[Axis]:
@@ -124,11 +124,11 @@ class Dimensions:
 
     def nodes_by_component(self) -> list[list[int]]:
         """By component, the places of the nodes that it runs through, in program order."""
-        found: list[list[int]] = [[] for _ in range(self.count)]
+        nodes: list[list[int]] = [[] for _ in range(self.count)]
         for index, components in enumerate(self.axis_components):
             for component in dict.fromkeys(components):
-                found[component].append(index)
-        return found
+                nodes[component].append(index)
+        return nodes
 
 
 def _numbered(graph: Graph) -> dict[Value, int]:
@@ -191,5 +191,5 @@ class _Sets:
     def numbered(self) -> tuple[tuple[int, ...], int]:
         """The number of its set for each, and how many sets there are."""
         names: dict[int, int] = {}
-        found = tuple(names.setdefault(self._find(number), len(names)) for number in range(len(self._leader)))
-        return found, len(names)
+        numbers = tuple(names.setdefault(self._find(number), len(names)) for number in range(len(self._leader)))
+        return numbers, len(names)

@@ -67,8 +67,8 @@ class Dominators:
 
     def first_met(self) -> list[int]:
         """By node, when a walk that goes down before it goes on meets it: what a node dominates is met in a row."""
-        found: list[int] = self._spans[0].tolist()
-        return found
+        dominators: list[int] = self._spans[0].tolist()
+        return dominators
 
     @property
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -122,8 +122,8 @@ class Heat:
     score: Sequence[float]
 
     @classmethod
-    def of(cls, tree: Dominators, made: Sequence[int], borders: NDArray[np.int64], parts: int = 2) -> Heat:
+    def of(cls, tree: Dominators, made_bytes: Sequence[int], borders: NDArray[np.int64], parts: int = 2) -> Heat:
         """Equations 3 and 4. `made` is hot bytes by the node that makes them, `borders` what stands at the border of what it dominates."""
-        own = np.array(made, np.int64)
+        own = np.array(made_bytes, np.int64)
         heat = tree.summed(own) - own
         return cls(heat.tolist(), ((1 - 1 / parts) * heat - borders).tolist())

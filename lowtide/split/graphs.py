@@ -52,10 +52,10 @@ def loss_in_parts(graph: Graph) -> LossInParts | None:
         if chosen is None or chosen.saved_bytes <= 0:
             return None
         tree = FissionTree.of([chosen.region]).enable(0, min(_PARTS, chosen.region.units))
-        found = loops.graph_of(tree)
+        graph_in_parts = loops.graph_of(tree)
     except CheckError:  # symbolic sizes, or a set that cannot run in parts
         return None
-    return LossInParts(found, next(Loop.of(node).body.dimensions[0].name for node in found.nodes if is_loop(node)))
+    return LossInParts(graph_in_parts, next(Loop.of(node).body.dimensions[0].name for node in graph_in_parts.nodes if is_loop(node)))
 
 
 def _worth(candidate: SplitCandidate) -> tuple[int, int, int]:
@@ -72,12 +72,12 @@ def _like_scores(dimensions: Dimensions, loss: Node) -> dict[Storage, int]:
     assert isinstance(scores, Value)
     nbytes = scores.storage.nbytes
     classes = dimensions.component(scores, 1 if len(scores.shape) > 1 else 0) if scores.shape else -1
-    found: dict[Storage, int] = {}
+    counts: dict[Storage, int] = {}
     for value in (value for node in dimensions.graph.nodes for value in node.results):
         over_classes = any(dimensions.component(value, dim) == classes for dim in range(len(value.shape)))
         if over_classes and value.storage.nbytes == nbytes and isinstance(nbytes, int) and not value.storage.kind.caller_owned:
-            found[value.storage] = nbytes
-    return found
+            counts[value.storage] = nbytes
+    return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +116,7 @@ def worth_parting(rewritings: Iterable[Rewriting]) -> list[Rewriting]:
     return [each for each in exact if not each.applied_rules][-1:] + [each for each in exact if each.applied_rules][:1] + rounded[-1:]
 
 
-def found_graphs(
-    given: Sequence[MeasuredGraph], rates: Device, granule_bytes: int, links: Device | None, outer: SearchWidth | None = None
-) -> list[FoundGraph]:
+def found_graphs(given: Sequence[MeasuredGraph], rates: Device, granule_bytes: int, links: Device | None) -> list[FoundGraph]:
     """Those of the given graphs, and of what splits make of them, that are worth a search; the given ones compute the same.
 
     Times of parts are reckoned by `rates`. Tensors may be swapped over `links`.
@@ -127,6 +125,6 @@ def found_graphs(
         Root(each.graph, Prices(each.graph, each.node_us, each.workspace_bytes, rates), Loops(each.graph) if each.split else None)
         for each in given
     ]
-    search = FissionSearch(roots, Judge(granule_bytes, links), outer or SearchWidth())
+    search = FissionSearch(roots, Judge(granule_bytes, links), SearchWidth())
     search.run()
     return [FoundGraph(state.judged.graph, state.root) for state in search.chosen()]

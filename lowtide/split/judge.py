@@ -74,9 +74,9 @@ class Judge:
                 if turn == 0 and _fits(problem, order, limit):
                     us[at], sequences[at] = cost_of(problem, order).time_us, order
                     break
-                found = evict(problem, order, limit, rule)
-                if found is not None and (took := cost_of(problem, found.sequence).time_us) < us[at]:
-                    us[at], rules[at], sequences[at] = took, rule, found.sequence
+                evicted = evict(problem, order, limit, rule)
+                if evicted is not None and (took := cost_of(problem, evicted.sequence).time_us) < us[at]:
+                    us[at], rules[at], sequences[at] = took, rule, evicted.sequence
             if at and not np.isfinite(us[at - 1 : at + 1]).any():
                 break
         return JudgedGraph(graph, problem, np.minimum.accumulate(us[::-1])[::-1], tuple(rules), sequences)
@@ -112,17 +112,17 @@ def _fits(problem: RematProblem, order: Ints, limit: int) -> bool:
 def _alive(problem: RematProblem, sequence: Ints, place: int) -> set[int]:
     """The tensors of which a copy is there while an entry runs."""
     base, codes = problem.problem, problem.codes
-    found, anew = set[int](), set[int]()  # what is read from there on; of what a later entry makes another copy
+    alive, anew = set[int](), set[int]()  # what is read from there on; of what a later entry makes another copy
     for at, entry in enumerate(sequence[place:].tolist()):
         kind, which = codes.read(entry)
         runs = kind is EntryKind.RUN
-        made = _row(base.outputs_of, which) if runs else [which] if kind is EntryKind.LOAD else []
-        found.update(tensor for tensor in (_row(base.reads, which) if runs else [which]) if tensor not in anew)
-        (anew if at else found).update(made)
+        copies = _row(base.outputs_of, which) if runs else [which] if kind is EntryKind.LOAD else []
+        alive.update(tensor for tensor in (_row(base.reads, which) if runs else [which]) if tensor not in anew)
+        (anew if at else alive).update(copies)
     kept = {tensor for entry in sequence[: place + 1].tolist() if entry < codes.nodes for tensor in _row(base.outputs_of, entry)}
-    return found | {tensor for tensor in kept if base.kept[tensor]}
+    return alive | {tensor for tensor in kept if base.kept[tensor]}
 
 
 def _row(rows: Rows, which: int) -> list[int]:
-    found: list[int] = rows.ids[rows.ptr[which] : rows.ptr[which + 1]].tolist()
-    return found
+    ids: list[int] = rows.ids[rows.ptr[which] : rows.ptr[which + 1]].tolist()
+    return ids

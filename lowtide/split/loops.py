@@ -52,8 +52,8 @@ class Loops:
             axes = {self.graph.nodes[place]: axis for place, axis in region.axes.items()}
             name = self._name(region)
             try:
-                made = looped(self.graph, Split(axes, name), min(_ORDERED_AT, region.units), self.regions.before)
-                self._known[key] = made.with_loop(with_ordered_body(made.loop))
+                rewritten = looped(self.graph, Split(axes, name), min(_ORDERED_AT, region.units), self.regions.before)
+                self._known[key] = rewritten.with_loop(with_ordered_body(rewritten.loop))
             except CheckError:
                 self._known[key] = None
         return self._known[key]

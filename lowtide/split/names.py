@@ -99,8 +99,8 @@ class _Facts:
         path = node.source.module.split(".") if node.source is not None and node.source.module else []
         self.module = path if self.module is None else _shared(self.module, path)
         taken = {value.storage for value in node.inputs}
-        made = (value.storage for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
-        self.storages |= dict.fromkeys(storage for storage in made if storage not in taken)
+        storages = (value.storage for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
+        self.storages |= dict.fromkeys(storage for storage in storages if storage not in taken)
 
     def extend(self, extent: Size) -> None:
         """One more extent; expressions are kept where there is no number yet."""
@@ -112,33 +112,33 @@ class _Facts:
 
 def _facts(dimensions: Dimensions) -> dict[int, _Facts]:
     """By component, those along which some operator can run."""
-    found: defaultdict[int, _Facts] = defaultdict(_Facts)
+    facts: defaultdict[int, _Facts] = defaultdict(_Facts)
     for node, axes, components in zip(dimensions.graph.nodes, dimensions.axes, dimensions.axis_components, strict=True):
         for axis, component in zip(axes, components, strict=True):
-            found[component].meet(node, axis)
+            facts[component].meet(node, axis)
     for value, first in dimensions.first.items():
         for dim, extent in enumerate(value.shape):
             component = dimensions.component_of[first + dim]
-            if component in found:
-                found[component].extend(extent)
+            if component in facts:
+                facts[component].extend(extent)
     for component, sign in _signs(dimensions):
-        if component in found:
-            found[component].signs.add(sign)
+        if component in facts:
+            facts[component].signs.add(sign)
     for one, two in _kept(dimensions):
-        if one in found and two in found and not found[two].signs:
-            found[two].signs |= found[one].signs
-    _called_by_extent(dimensions, found)
-    return found
+        if one in facts and two in facts and not facts[two].signs:
+            facts[two].signs |= facts[one].signs
+    _called_by_extent(dimensions, facts)
+    return facts
 
 
-def _called_by_extent(dimensions: Dimensions, found: dict[int, _Facts]) -> None:
+def _called_by_extent(dimensions: Dimensions, facts_of: dict[int, _Facts]) -> None:
     """Names components that nothing else tells, and that no parameter has, by the batch's extents."""
     parameters = (value for value in dimensions.graph.inputs if value.storage.kind is Kind.PARAMETER)
     taken = {dimensions.component(value, dim) for value in parameters for dim in range(len(value.shape))}
     places: dict[Size, str] = {}
     for value, dim, place in _batch_places(dimensions.graph):
         places.setdefault(value.shape[dim], place)
-    for component, facts in found.items():
+    for component, facts in facts_of.items():
         if not facts.signs and component not in taken and facts.least == facts.most and facts.least in places:
             facts.signs.add(places[facts.least])
 

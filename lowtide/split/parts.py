@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from lowtide.errors import CheckError
-from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, values_of
+from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, arguments, values_of
 from lowtide.ir.operators.axes import Axis, Combine, argument, of_tensor, with_arguments
 from lowtide.ir.operators.names import CLONE, COPY
 from lowtide.ir.operators.nodes import is_view
@@ -110,8 +110,8 @@ class Parts:
             nodes += [*self.copies, *new]
             self.copies.clear()
         last = {after.storage: after for node in nodes for _, after in node.writes}
-        asked = [*places.values(), *(self.values[before] for before, _ in writes)]
-        return Graph((*inputs, *places.values()), tuple(nodes), tuple(last[value.storage] for value in asked), (self.dimension,))
+        inputs_written = [*places.values(), *(self.values[before] for before, _ in writes)]
+        return Graph((*inputs, *places.values()), tuple(nodes), tuple(last[value.storage] for value in inputs_written), (self.dimension,))
 
     def _written(self, node: Node, new: Node, places: Mapping[Value, Value]) -> Iterator[Node]:
         """A node of a part, and what brings its results to their places."""
@@ -126,8 +126,8 @@ class Parts:
         yield new
         for value in wanted:
             merges = self.roles.merged.get(value)
-            made, place = self.values[value], places[value]
-            yield copied(made, place) if merges is None else merged(made, place, merges.combine, self.dimension.symbol)
+            result, place = self.values[value], places[value]
+            yield copied(result, place) if merges is None else merged(result, place, merges.combine, self.dimension.symbol)
 
     def _over(self, node: Node, new: Node, place: Value) -> list[tuple[Value, str]]:
         """Of what a node may work in the memory of, what lies in a part as the place of its result does."""
@@ -143,8 +143,7 @@ class Parts:
             node = with_arguments(node, sizes | dict(axis.instead))
         return replace(
             node,
-            args=tuple(self._arg(arg, instead) for arg in node.args),
-            kwargs=tuple((name, self._arg(arg, instead)) for name, arg in node.kwargs),
+            **arguments(node, lambda value: instead.get(value, self.values[value])),
             outputs=outputs,
             writes=tuple((self.values[before], self._next(before, after)) for before, after in node.writes),
             after=tuple(self.nodes[other] for other in node.after if other in self.nodes),
@@ -177,11 +176,6 @@ class Parts:
             and outputs[0] is not None
             and outputs[0].storage.nbytes == self.storages[value.storage].nbytes
         )
-
-    def _arg(self, arg: Arg, instead: Mapping[Value, Value]) -> Arg:
-        if isinstance(arg, Value):
-            return instead.get(arg, self.values[arg])
-        return tuple(self._arg(item, instead) for item in arg) if isinstance(arg, tuple) else arg
 
     def _outputs(self, node: Node) -> tuple[Value | None, ...]:
         given = {value.storage for value in values_of((*node.args, *(arg for _, arg in node.kwargs)))}

@@ -142,9 +142,9 @@ class Prices:
 
     def _plain(self, nodes: Sequence[Node], body: SizedBody, size: int) -> tuple[float, float]:
         us = 0.0
-        for place, (node, look) in enumerate(zip(nodes, body.looks, strict=True)):
-            if (rated := self._rated.get((look, size))) is None:
-                rated = self._rated[look, size] = self._rates.node_us(body.node(place, size))
+        for place, (node, spec) in enumerate(zip(nodes, body.looks, strict=True)):
+            if (rated := self._rated.get((spec, size))) is None:
+                rated = self._rated[spec, size] = self._rates.node_us(body.node(place, size))
             us += rated * self._time(node)
         return us, float(body.peak_bytes(size))
 

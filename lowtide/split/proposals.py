@@ -45,7 +45,7 @@ class _Phased:
 
 def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int = 4, most: int = 512) -> tuple[SplitCandidate, ...]:
     """Sets to split where so many bytes of these storages stand at a peak. Raises CheckError for symbolic sizes."""
-    found: dict[tuple[int, int], SplitCandidate] = {}
+    candidates: dict[tuple[int, int], SplitCandidate] = {}
     visits = 0
     for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
         cost = 4 * (places[-1] - places[0] + 1)
@@ -54,26 +54,26 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
         visits += cost
         for fine in (False, True):
             region = regions.around(anchor, dim, places, fine=fine)
-            if region is not None and (region.component, region.bits) not in found:
-                found[region.component, region.bits] = SplitCandidate(region, score, _saved_bytes(regions, region, hot))
-    return tuple(found.values())
+            if region is not None and (region.component, region.bits) not in candidates:
+                candidates[region.component, region.bits] = SplitCandidate(region, score, _saved_bytes(regions, region, hot))
+    return tuple(candidates.values())
 
 
 def _wanted(regions: Regions, hot: Mapping[Storage, int], levels: int) -> Iterator[tuple[float, Value, int, tuple[int, ...]]]:
     """The score of each dominated set, a value to cut and where, and the places of the set's nodes."""
-    made, bounds = _made(regions, hot), _bounds(regions.graph)
+    values, bounds = _made(regions, hot), _bounds(regions.graph)
     for component, places in enumerate(regions.dimensions.nodes_by_component()):
-        for phase in _phases(bounds, places) if any(place in made for place in places) else ():
-            phased = _phased(regions, component, phase, made, hot)
+        for phase in _phases(bounds, places) if any(place in values for place in places) else ():
+            phased = _phased(regions, component, phase, values, hot)
             for node, dominated in _dominated(phased, _chosen(phased, levels)):
-                for wanted in dict.fromkeys((dominated, _until_read(regions, dominated, made))):
-                    for value, dim in _anchors(regions, component, wanted, made):
+                for wanted in dict.fromkeys((dominated, _until_read(regions, dominated, values))):
+                    for value, dim in _anchors(regions, component, wanted, values):
                         yield phased.heat.score[node], value, dim, wanted
 
 
-def _until_read(regions: Regions, places: tuple[int, ...], made: Mapping[int, list[Value]]) -> tuple[int, ...]:
+def _until_read(regions: Regions, places: tuple[int, ...], values: Mapping[int, list[Value]]) -> tuple[int, ...]:
     """Those up to the last that reads what is made among them and stands at the peak: behind it parts have nothing to save."""
-    hot = {value.storage for place in places for value in made.get(place, ())}
+    hot = {value.storage for place in places for value in values.get(place, ())}
     nodes = regions.graph.nodes
     last = next((at for at in range(len(places), 0, -1) if any(value.storage in hot for value in nodes[places[at - 1]].inputs)), None)
     return places[:last]
@@ -81,13 +81,13 @@ def _until_read(regions: Regions, places: tuple[int, ...], made: Mapping[int, li
 
 def _made(regions: Regions, hot: Mapping[Storage, int]) -> dict[int, list[Value]]:
     """By place, the values on hot storages that a node makes anew."""
-    found: dict[int, list[Value]] = {}
+    by_maker: dict[int, list[Value]] = {}
     for place, node in enumerate(regions.graph.nodes):
         given = {value.storage for value in node.inputs}
         values = [value for value in node.outputs if value is not None and value.storage in hot and value.storage not in given]
         if values:
-            found[place] = values
-    return found
+            by_maker[place] = values
+    return by_maker
 
 
 def _bounds(graph: Graph) -> tuple[tuple[int, int], ...]:
@@ -109,10 +109,10 @@ def _phases(bounds: Sequence[tuple[int, int]], places: Sequence[int]) -> Iterato
 
 
 def _phased(
-    regions: Regions, component: int, places: Sequence[int], made: Mapping[int, list[Value]], hot: Mapping[Storage, int]
+    regions: Regions, component: int, places: Sequence[int], values: Mapping[int, list[Value]], hot: Mapping[Storage, int]
 ) -> _Phased:
     known = _grown(regions, component, places)
-    amounts = [0, *(sum(hot[value.storage] for value in made.get(place, ())) for place in places)]
+    amounts = [0, *(sum(hot[value.storage] for value in values.get(place, ())) for place in places)]
     cold = np.array([0 if storage in hot else nbytes for storage, nbytes in known.given], np.int64)
     return _Phased(places, known.tree, Heat.of(known.tree, amounts, known.borders.of(known.tree, cold)))
 
@@ -150,14 +150,14 @@ def _chosen(phased: _Phased, levels: int) -> list[int]:
         return []
     level_of = [_level(each / highest, levels) for each in score]
     below: list[set[int]] = [set() for _ in score]  # the levels among what a node dominates
-    found = []
+    chosen = []
     for node in range(len(score) - 1, 0, -1):
         level = level_of[node]
         if level is not None and level not in below[node]:
-            found.append(node)
+            chosen.append(node)
         below[phased.tree.parent[node]] |= below[node] if level is None else below[node] | {level}
         below[node] = set()
-    return [*found, 0]
+    return [*chosen, 0]
 
 
 def _level(share: float, levels: int) -> int | None:
@@ -177,9 +177,11 @@ def _dominated(phased: _Phased, nodes: Sequence[int]) -> Iterator[tuple[int, tup
         yield node, tuple(phased.places[other - 1] for other in sorted(order[first:end]))
 
 
-def _anchors(regions: Regions, component: int, places: Sequence[int], made: Mapping[int, list[Value]]) -> Iterator[tuple[Value, int]]:
+def _anchors(
+    regions: Regions, component: int, places: Sequence[int], values_by_maker: Mapping[int, list[Value]]
+) -> Iterator[tuple[Value, int]]:
     """The largest hot value that is made at one of these places and has the dimension, and where it has it."""
-    values = [value for place in places for value in made.get(place, ())]
+    values = [value for place in places for value in values_by_maker.get(place, ())]
     for value in sorted(values, key=lambda each: -_nbytes(each)):
         dims = [dim for dim, extent in enumerate(value.shape) if extent != 1 and regions.dimensions.component(value, dim) == component]
         if dims:
@@ -195,15 +197,17 @@ def _saved_bytes(regions: Regions, region: SplitRegion, hot: Mapping[Storage, in
     """What two parts save of what the region makes at the peak: what leaves the region stays whole, or lies where what it is given lay."""
     leaving = {value.storage for value in (*region.written, *region.accumulated)} - _laid_over(regions, region)
     nodes = (regions.graph.nodes[place] for place in region.axes)
-    made = dict.fromkeys(value.storage for node in nodes for value in node.results)
-    return sum(hot[storage] for storage in made if storage in hot and storage not in leaving) // 2
+    storages = dict.fromkeys(value.storage for node in nodes for value in node.results)
+    return sum(hot[storage] for storage in storages if storage in hot and storage not in leaving) // 2
 
 
 def _laid_over(regions: Regions, region: SplitRegion) -> set[Storage]:
     """The largest storage that parts may leave in the place of what they are given, as far as that is read by nobody later."""
     read_last = [value for value in region.sliced if value in regions.makers and regions.readers[value][-1] in region.axes]
     able = [
-        made for made, dim in region.written.items() if any(region.sliced[value] == dim and _lies_alike(value, made) for value in read_last)
+        result
+        for result, dim in region.written.items()
+        if any(region.sliced[value] == dim and _lies_alike(value, result) for value in read_last)
     ]
     return {max(able, key=_nbytes).storage} if able else set()
 

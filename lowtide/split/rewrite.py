@@ -227,21 +227,23 @@ def _check_convex(graph: Graph, inside: set[Node], before: EarlierNumber) -> Non
 def _views_for_others(graph: Graph, inside: set[Node]) -> set[Node]:
     """The views of the set that others read, and those that they are views of."""
     read = {value for node in graph.nodes if node not in inside for value in _reads(node)} | set(graph.outputs)
-    found: set[Node] = set()
+    views: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in inside and is_view(node) and any(value in read for value in node.results):
-            found.add(node)
+            views.add(node)
             read |= set(node.inputs)
-    return found
+    return views
 
 
 def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node]) -> Iterator[Node]:
     """The node in the place of the set, and those that end its means."""
-    made = {value for node in wanted.nodes for value in node.results}
-    arguments = list(dict.fromkeys(value for node in wanted.nodes for value in _reads(node) if value not in made))
+    results_of_set = {value for node in wanted.nodes for value in node.results}
+    arguments = list(dict.fromkeys(value for node in wanted.nodes for value in _reads(node) if value not in results_of_set))
     others = [node for node in graph.nodes if node not in roles.nodes or node in views]
-    asked = {value for node in others for value in _reads(node)} | set(graph.outputs) | _divisors(wanted, roles)
-    results = [value for node in wanted.nodes if not is_view(node) for value in node.outputs if value is not None and value in asked]
+    wanted_values = {value for node in others for value in _reads(node)} | set(graph.outputs) | _divisors(wanted, roles)
+    results = [
+        value for node in wanted.nodes if not is_view(node) for value in node.outputs if value is not None and value in wanted_values
+    ]
     results = takers_first(results, arguments, roles.dims)
     _check_borders(wanted, roles, arguments, results)
     writes, ends = _writes(wanted.nodes), [_end(value, wanted, roles) for value in results]

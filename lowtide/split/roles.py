@@ -120,17 +120,17 @@ class Roles:
     @classmethod
     def of(cls, split: Split) -> Roles:
         """Of all that a set reads, makes and writes. Raises CheckError where two of its nodes do not agree."""
-        found = cls()
+        roles = cls()
         for node, axis in split.axes.items():
-            found.nodes.add(node)
-            found._read(node, axis)
-            found._made(node, axis)
-        for value, node in found.whole.items():
-            if value in found.dims:
+            roles.nodes.add(node)
+            roles._read(node, axis)
+            roles._made(node, axis)
+        for value, node in roles.whole.items():
+            if value in roles.dims:
                 refuse(node, f"all to read {value.name} in parts, since some do")
-            if value in found.merged:
+            if value in roles.merged:
                 refuse(node, f"that nobody in the set reads {value.name}, which is there only when all parts have run")
-        return found
+        return roles
 
     def _read(self, node: Node, axis: Axis | None) -> None:
         cut = dict(_sliced(node, axis))

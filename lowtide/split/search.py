@@ -40,18 +40,18 @@ class AlikeRegions:
 
     @property
     def bits(self) -> int:
-        found = 0
+        bits = 0
         for region in self.regions:
-            found |= region.bits
-        return found
+            bits |= region.bits
+        return bits
 
 
 def groups_of(graph: Graph, candidates: Sequence[SplitCandidate]) -> list[AlikeRegions]:
     """Candidates put together, the largest savings first."""
-    found: defaultdict[tuple[Hashable, ...], list[SplitCandidate]] = defaultdict(list)
+    alike: defaultdict[tuple[Hashable, ...], list[SplitCandidate]] = defaultdict(list)
     for each in candidates:
-        found[_look(graph, each.region)].append(each)
-    groups = [_apart(members) for members in found.values()]
+        alike[_look(graph, each.region)].append(each)
+    groups = [_apart(members) for members in alike.values()]
     return sorted(groups, key=lambda group: (-group.saved_bytes, group.bits))
 
 
@@ -155,9 +155,9 @@ class FissionSearch:
             chosen, before = self._most_promising(), self.best
             if chosen is None:
                 return
-            found = self._judged(chosen.parent.root, chosen.splits, chosen.parent)
+            judged = self._judged(chosen.parent.root, chosen.splits, chosen.parent)
             self._learn(chosen, before)
-            due = [found] if found is not None and self._is_best(found) else []
+            due = [judged] if judged is not None and self._is_best(judged) else []
 
     def _learn(self, neighbour: _Neighbour, before: Times) -> None:
         """Trust new sets less that did not do what was hoped of them."""
@@ -172,24 +172,24 @@ class FissionSearch:
 
     def chosen(self) -> list[SplitState]:
         """Those that together lose least against all, over all limits, the one that gains most first; then the fastest of all."""
-        best, found = self.best, list[SplitState]()
+        best, states = self.best, list[SplitState]()
         regret = np.full(len(best), 2 * _MOST)
-        while len(found) < self.outer.chosen:
+        while len(states) < self.outer.chosen:
             losses = [float(np.minimum(regret, _regret(each, best)).sum()) for each in self.states]
             at = int(np.argmin(losses))
             if losses[at] >= regret.sum() - _WORTH:
                 break
-            found.append(self.states[at])
+            states.append(self.states[at])
             regret = np.minimum(regret, _regret(self.states[at], best))
         fastest = min(self.states, key=lambda each: float(each.us[0]))  # what parts cost is told beside it, and a generous limit has it
-        if all(each.us[0] > fastest.us[0] for each in found):
-            found.append(fastest)
-        return found
+        if all(each.us[0] > fastest.us[0] for each in states):
+            states.append(fastest)
+        return states
 
     @property
     def best(self) -> Times:
-        found: Times = np.min([state.us for state in self.states], axis=0)
-        return found
+        best_us: Times = np.min([state.us for state in self.states], axis=0)
+        return best_us
 
     def _over(self) -> bool:
         nodes = sum(len(state.judged.graph.nodes) for state in self.states)
@@ -203,9 +203,9 @@ class FissionSearch:
             graph = root.graph if root.loops is None else root.loops.graph_of(_tree(splits))
         except CheckError:
             return None
-        found = SplitState(which, splits, self.judge.of(graph, root.prices, parent.judged if parent is not None else None))
-        self.states.append(found)
-        return found
+        state = SplitState(which, splits, self.judge.of(graph, root.prices, parent.judged if parent is not None else None))
+        self.states.append(state)
+        return state
 
     def _most_promising(self) -> _Neighbour | None:
         """The neighbour that may gain the most over what is known. Its loops are made and priced when it is the first to come."""
@@ -264,13 +264,13 @@ class FissionSearch:
         if self.peaks >= self.outer.peaks:
             return []
         self.peaks += 1
-        found: dict[AlikeRegions, None] = {}
+        proposals: dict[AlikeRegions, None] = {}
         limits = sorted(state.judged.sequences)
         for limit in dict.fromkeys((limits[0], limits[-1], limits[len(limits) // 2])):
             candidates = candidates_of(loops.regions, state.judged.standing(limit), levels=self.outer.levels, most=16 * self.outer.sets)
             groups = [each for each in groups_of(loops.graph, candidates) if each.saved_bytes > 0][: self.outer.sets]
-            found |= dict.fromkeys(self._known(state.root, each) for each in groups)
-        return list(found)
+            proposals |= dict.fromkeys(self._known(state.root, each) for each in groups)
+        return list(proposals)
 
     def _known(self, root: int, group: AlikeRegions) -> AlikeRegions:
         """The same group as before, where it is."""
@@ -284,8 +284,8 @@ def _key(root: int, splits: Splits) -> Key:
 def _extra_us(split: tuple[AlikeRegions, int], loops: Loops, prices: Prices) -> float:
     """What it costs to cut alike sets into so many parts: as often as the first of them."""
     group, parts = split
-    made = loops.divided(group.regions[0], parts)
-    return len(group.regions) * prices.extra_us(made.nodes, made.loop)
+    loop = loops.divided(group.regions[0], parts)
+    return len(group.regions) * prices.extra_us(loop.nodes, loop.loop)
 
 
 def _spared_bytes(split: tuple[AlikeRegions, int]) -> float:
@@ -312,5 +312,5 @@ def _gain(best: Times, us: Times) -> float:
 def _regret(state: SplitState, best: Times) -> Times:
     """[limits] what a state takes longer than the best, as a share of that; 0 where nothing is known to fit."""
     with np.errstate(invalid="ignore"):
-        found: Times = np.where(np.isfinite(best), np.minimum(_MOST, state.us / best - 1), 0.0)
-    return found
+        regret: Times = np.where(np.isfinite(best), np.minimum(_MOST, state.us / best - 1), 0.0)
+    return regret

@@ -84,10 +84,10 @@ class SplitRegion:
     @cached_property
     def bits(self) -> int:
         """The places as bits of a number: sets of them compare fast."""
-        found = bytearray(max(self.axes) // 8 + 1)
+        bits = bytearray(max(self.axes) // 8 + 1)
         for place in self.axes:
-            found[place >> 3] |= 1 << (place & 7)
-        return int.from_bytes(found, "little")
+            bits[place >> 3] |= 1 << (place & 7)
+        return int.from_bytes(bits, "little")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,11 +166,11 @@ class Regions:
     @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:
         """By place, the places of the nodes that must come after."""
-        found: list[list[int]] = [[] for _ in self.graph.nodes]
+        successors: list[list[int]] = [[] for _ in self.graph.nodes]
         for place, others in enumerate(self.before):
             for other in others:
-                found[other].append(place)
-        return tuple(map(tuple, found))
+                successors[other].append(place)
+        return tuple(map(tuple, successors))
 
     @cached_property
     def makers(self) -> dict[Value, int]:
@@ -178,22 +178,22 @@ class Regions:
 
     @cached_property
     def readers(self) -> dict[Value, list[int]]:
-        found: dict[Value, list[int]] = {}
+        readers: dict[Value, list[int]] = {}
         for place, node in enumerate(self.graph.nodes):
             for value in _reads(node):
-                found.setdefault(value, []).append(place)
-        return found
+                readers.setdefault(value, []).append(place)
+        return readers
 
     @cached_property
     def cuts(self) -> tuple[Mapping[int, tuple[_CutNode, ...]], ...]:
         """By place and component of the dimension graph, the node along its axes of that component."""
-        found = []
+        cuts = []
         for node, axes, components in zip(self.graph.nodes, self.dimensions.axes, self.dimensions.axis_components, strict=True):
             mine: dict[int, tuple[_CutNode, ...]] = {}
             for axis, component in zip(axes, components, strict=True):
                 mine[component] = (*mine.get(component, ()), _CutNode.of(node, axis))
-            found.append(mine)
-        return tuple(found)
+            cuts.append(mine)
+        return tuple(cuts)
 
     @cached_property
     def trees(self) -> dict[tuple[int, int, int], Grown]:
@@ -229,9 +229,9 @@ class Regions:
             self._back(growing, range(wanted[-1], wanted[0] - 1, -1), allowed - late, component)
             if start not in growing.axes or all(is_view(self.graph.nodes[place]) for place in growing.axes):
                 return None
-            found = self._region(growing, component)
-            if found is not None or not any(map(is_innermost, growing.cut.values())):
-                return found
+            region = self._region(growing, component)
+            if region is not None or not any(map(is_innermost, growing.cut.values())):
+                return region
         return None
 
     def _onwards(self, growing: _Growing, start: int, last: int, allowed: set[int], component: int) -> set[int]:
@@ -279,12 +279,12 @@ class Regions:
         if units < 2:
             return None
         nodes = [self.graph.nodes[place] for place in axes]
-        made = dict.fromkeys(value for node in nodes for value in node.results)
-        given = dict.fromkeys(value for node in nodes for value in _reads(node) if value not in made and value.dtype != "scalar")
+        results = dict.fromkeys(value for node in nodes for value in node.results)
+        given = dict.fromkeys(value for node in nodes for value in _reads(node) if value not in results and value.dtype != "scalar")
         outputs = set(self.graph.outputs)
-        asked = [value for value in made if value in outputs or any(place not in axes for place in self.readers.get(value, ()))]
+        outer = [value for value in results if value in outputs or any(place not in axes for place in self.readers.get(value, ()))]
         over = [after for node in nodes for _, after in node.writes]
-        if any(is_innermost(growing.cut.get(value, 0)) for value in (*given, *asked, *over)):
+        if any(is_innermost(growing.cut.get(value, 0)) for value in (*given, *outer, *over)):
             return None  # no slice of what lies merged outside
         storages = {value.storage for value in given}
         if any(merges_apart(node, growing.cut, storages) for node in nodes):
@@ -296,8 +296,8 @@ class Regions:
             units,
             sliced={value: growing.cut[value] for value in given if value in growing.cut},
             shared=tuple(value for value in given if value not in growing.cut),
-            written={value: growing.cut[value] for value in dict.fromkeys((*asked, *over)) if value in growing.cut},
-            accumulated={value: merges[value] for value in asked if value in merges},
+            written={value: growing.cut[value] for value in dict.fromkeys((*outer, *over)) if value in growing.cut},
+            accumulated={value: merges[value] for value in outer if value in merges},
         )
 
 
@@ -315,10 +315,10 @@ def _roles(node: Node, axis: Axis) -> list[tuple[Value, Reduced]]:
 
 
 def _dims_by_value(node: Node, axis: Axis) -> dict[Value, set[int]]:
-    found: dict[Value, set[int]] = {}
+    dims: dict[Value, set[int]] = {}
     for value, dim in cut_by(node, axis):
-        found.setdefault(value, set()).add(dim)
-    return found
+        dims.setdefault(value, set()).add(dim)
+    return dims
 
 
 def _mixed(node: Node, axis: Axis) -> bool:

@@ -11,7 +11,7 @@ from torch.nn import functional
 import lowtide
 from bench.in_values import in_values
 from lowtide.errors import FormatError
-from lowtide.ranges.range_json import _checksum, read_range
+from lowtide.ranges.range_json import checksum, read_range
 
 DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
 
@@ -121,7 +121,7 @@ def test_another_program_is_refused(saved, tmp_path):
 
 
 def _resealed(data):
-    return json.dumps(data | {"checksum": _checksum({name: item for name, item in data.items() if name != "checksum"})})
+    return json.dumps(data | {"checksum": checksum({name: item for name, item in data.items() if name != "checksum"})})
 
 
 def _changed(data, change):

@@ -20,7 +20,7 @@ import lowtide
 from bench import torchvision_shim
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
-from lowtide.api.running import variant
+from lowtide.api import variant
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.errors import CheckError

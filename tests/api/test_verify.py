@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api.running.verify import Deviation, Verification
+from lowtide.api.verify import Deviation, Verification
 
 X, Y = torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), torch.randint(0, 500, (24,))
 

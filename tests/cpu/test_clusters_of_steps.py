@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api.running import variant
+from lowtide.api import variant
 from lowtide.cpu.build.networks import InOrder
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.bodies import Region, is_by_inductor

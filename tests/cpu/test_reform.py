@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.cpu.choice import MOST_PARTS, Group, candidates, joined, reform
+from lowtide.cpu.model import Core, Level, Model, machine_of
 from lowtide.cpu.partition import is_complex, partition
 from lowtide.cpu.reform import Part, Scheme, Shape, chains_of, parts_of, schemes_of
-from lowtide.cpu.tune.model import Core, Level, Model, machine_of
 from lowtide.ir.graph import Graph, Node, Value
 from tests.cpu.networks import Builder, inverted_residuals, mixed
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.cache import Cache
+from lowtide.cpu import trial as tuned
 from lowtide.cpu.build import networks as made
 from lowtide.cpu.choice import _ByModel
-from lowtide.cpu.tune import trial as tuned
 from lowtide.ir.bodies import Region, is_region
 
 Times = Callable[[str, int, Sequence[int]], list[int]]

@@ -14,7 +14,7 @@ def test_calls_that_are_refused_start_no_more_than_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(warm_up, "_BESIDE", beside)
     monkeypatch.setattr(warm_up, "is_at_hand", lambda _: False)
     monkeypatch.setattr(warm_up, "can_be_cached", lambda: True)
-    monkeypatch.setattr(warm_up, "_processors", lambda: 2)
+    monkeypatch.setattr(warm_up, "processors", lambda: 2)
     monkeypatch.setattr(warm_up, "_CODE", "input()")
     start = beside.start
     monkeypatch.setattr(beside, "start", lambda limited: begun.append(limited) or start(limited))

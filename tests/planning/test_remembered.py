@@ -79,7 +79,7 @@ def test_a_search_that_was_stopped_is_not_kept(folder):
 def _edited(text, **changes):
     data = json.loads(text) | changes
     data.pop("checksum")
-    return json.dumps(data | {"checksum": remembered._checksum(data)})
+    return json.dumps(data | {"checksum": remembered.checksum(data)})
 
 
 @pytest.mark.parametrize(

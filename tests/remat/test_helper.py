@@ -14,7 +14,7 @@ from tests.sequences import stored_chain
 @pytest.mark.parametrize("processors", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 8])
 def test_everything_is_made_in_its_order(monkeypatch, processors, count):
-    monkeypatch.setattr(helper, "_processors", lambda: processors)
+    monkeypatch.setattr(helper, "processors", lambda: processors)
     threads = set()
 
     def squared(number):
@@ -27,14 +27,14 @@ def test_everything_is_made_in_its_order(monkeypatch, processors, count):
 
 
 def test_an_error_of_either_thread_is_raised(monkeypatch):
-    monkeypatch.setattr(helper, "_processors", lambda: 2)
+    monkeypatch.setattr(helper, "processors", lambda: 2)
     for bad in (0, 1):
         with Helper(True) as both, pytest.raises(ZeroDivisionError):
             list(both.made_of([1 - bad, bad], lambda number: 1 // number))
 
 
 def test_the_archive_is_the_same(monkeypatch):
-    monkeypatch.setattr(helper, "_processors", lambda: 2)
+    monkeypatch.setattr(helper, "processors", lambda: 2)
     found = []
     for large in (1, 10_000):
         monkeypatch.setattr(search, "_LARGE", large)

@@ -82,8 +82,8 @@ class RangeMaker:
         return self._maker.capturing
 
     @property
-    def asked(self) -> PlanningSettings:
-        return self._maker.asked
+    def settings(self) -> PlanningSettings:
+        return self._maker.settings
 
     @property
     def stages(self) -> Stages:
@@ -122,7 +122,7 @@ class RangeMaker:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
         if self._example is not None:
             if self._saved is None:
-                compile_ahead(self.asked.solver, limited=self.asked.limit.is_limit)
+                compile_ahead(self.settings.solver, limited=self.settings.limit.is_limit)
             self._begin(*self._example)
             self._example = None
         leaves = _leaves(args, kwargs)
@@ -155,13 +155,13 @@ class RangeMaker:
             self._maker,
             capturing=replace(self.capturing, stages=stages),
             machine=replace(self._maker.machine, stages=stages),
-            asked=replace(self.asked, limit=limit, sweeps=sweeps or self.asked.sweeps),
+            settings=replace(self.settings, limit=limit, sweeps=sweeps or self.settings.sweeps),
             stages=stages,
         )
         other = copy.copy(self)
         other._maker, other._served = maker, []
         for served in reversed(self._served):  # the oldest has the largest shapes, of which a share counts
-            timed = limit.is_limit and served.region.timed(maker.machine, self.capturing.trains, exact=self.asked.exact)
+            timed = limit.is_limit and served.region.timed(maker.machine, self.capturing.trains, exact=self.settings.exact)
             other._plan(timed or served.region)
         served = next(each for each in other._served if each.region.captured is family.captured)
         return other, _family(served, family.point)
@@ -205,26 +205,26 @@ class RangeMaker:
             before, self._varying = self._varying, replace(self._varying, dimensions=dimensions)
             self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
             with suppress(CaptureError):
-                found = self._traced(*largest(args, kwargs, self._varying), laboratory)
+                programs = self._traced(*largest(args, kwargs, self._varying), laboratory)
                 _tell_ends(before.dimensions, dimensions, traced)
-                return found
+                return programs
             self._varying = before
         raise error from error.__cause__
 
     def _take_steps(self, traced: TracedPrograms) -> bool:
         """Take the range in the steps that a program needs, and tell; whether it needs any."""
         dimensions = self._varying.dimensions
-        found = in_steps(traced.captured, traced.point, dimensions)
-        for before, after in zip(dimensions, found, strict=True):
+        stepped = in_steps(traced.captured, traced.point, dimensions)
+        for before, after in zip(dimensions, stepped, strict=True):
             if after.steps is not None and before != after:
-                said = f'("{after.extent_name}", {after.extent(after.least)}, {after.extent(after.most)}, {after.steps.step})'
+                entry = f'("{after.extent_name}", {after.extent(after.least)}, {after.extent(after.most)}, {after.steps.step})'
                 warn(
                     f"dimension {after.extent_name}: the range is {after.extents}, as the program rests on {what_on(traced.captured)}; a "
-                    f"batch in between is one out of the range. {said} in `dynamic` says so"
+                    f"batch in between is one out of the range. {entry} in `dynamic` says so"
                 )
-        self._varying = replace(self._varying, dimensions=found)
+        self._varying = replace(self._varying, dimensions=stepped)
         self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
-        return found != dimensions
+        return stepped != dimensions
 
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LimitedRange:
         """Capture the program for the part of the range around a batch, and plan it."""
@@ -243,15 +243,15 @@ class RangeMaker:
         part = narrowed(traced.captured, traced.point)
         if (saved := self._region_saved(part, traced)) is not None:
             return saved
-        settings = {"timed": self.asked.limit.is_limit, "exact": self.asked.exact}
+        settings = {"timed": self.settings.limit.is_limit, "exact": self.settings.exact}
         return RangePart.of(part, traced.point, traced.premises, self._maker.machine, laboratory, **settings)
 
     def _region_saved(self, captured: tuple[CapturedStep, ...], traced: TracedPrograms) -> RangePart | None:
         """The part of the range that was saved; None where that was not. Raises FormatError where it has to be."""
         saved = self._saved
-        if saved is None or (self.asked.limit.is_limit and not saved.is_limited):
+        if saved is None or (self.settings.limit.is_limit and not saved.is_limited):
             return None
-        request, graphs = self._maker.request(captured[-1], self.asked.limit.budget(0)), [each.graph for each in captured]
+        request, graphs = self._maker.request(captured[-1], self.settings.limit.budget(0)), [each.graph for each in captured]
         if not self._served:
             refuse_other(saved, graphs, request)
         part = part_for(saved, graphs, request)
@@ -269,20 +269,20 @@ class RangeMaker:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
         self._fix_share(region)
         captured = region.captured[-1]
-        budget = self.asked.limit.budget(0)
+        budget = self.settings.limit.budget(0)
         with self.stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
-            warm_up_planning(self.asked.solver, limited=budget.is_limit)
+            warm_up_planning(self.settings.solver, limited=budget.is_limit)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators for a range of shapes"):
             families = region.planner.families(self._maker.request(captured, budget))
         self._served.insert(0, LimitedRange(region, tuple(families), self.capturing.trains))
         return self._served[0]
 
     def _fix_share(self, region: RangePart) -> None:
-        memory = self.asked.limit.memory
+        memory = self.settings.limit.memory
         if memory is not None and memory.share is not None:
             granule_bytes = self._maker.machine.granule_bytes(region.captured[-1])
             fixed = Memory(memory.of_peak(region.planner.eager_peak_bytes(granule_bytes)))
-            self._maker = replace(self._maker, asked=replace(self.asked, limit=replace(self.asked.limit, memory=fixed)))
+            self._maker = replace(self._maker, settings=replace(self.settings, limit=replace(self.settings.limit, memory=fixed)))
 
     def _is_for_now(self, family: RangeFamily, leaves: Sequence[Any]) -> bool:
         """Whether one of the programs is that for what the caller holds now."""

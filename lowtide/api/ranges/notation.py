@@ -30,20 +30,20 @@ AUTO = "auto"  # dimensions are what differs between batches
 _WISH = 'expected a range (16, 2048), a named range ("length", 16, 2048), one with a step ("side", 64, 256, 8), or the name of one'
 
 
-def varying_of(said: Mapping[Any, Any] | str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
+def varying_of(dynamic: Mapping[Any, Any] | str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Varying:
     """What a user wrote, for a batch like this one. Raises TypeError and ShapeError, which say what is expected."""
-    if said is None or isinstance(said, str):
+    if dynamic is None or isinstance(dynamic, str):
         return FIXED
     leaves = tree.flatten((args, dict(kwargs)))[0]
-    found = [axis for name, extents in said.items() for axis in _axes(name, extents, leaves)]
+    axes = [axis for name, extents in dynamic.items() for axis in _axes(name, extents, leaves)]
     ranges: dict[str, Dimension] = {}
-    for each in found:
+    for each in axes:
         if each.dimension is not None and ranges.setdefault(each.axis.name, each.dimension) != each.dimension:
             raise ShapeError(f"dynamic: expected one range for {each.axis.name}, got {ranges[each.axis.name]} and {each.dimension}")
-    for each in found:
+    for each in axes:
         if each.axis.name not in ranges:
             raise ShapeError(f'dynamic: {each.axis.name} has no range: give it one where it is first named, ("{each.axis.name}", 16, 2048)')
-    varying = Varying(tuple(ranges.values()), tuple(each.axis for each in found))
+    varying = Varying(tuple(ranges.values()), tuple(each.axis for each in axes))
     varying.point([tuple(leaf.value.shape) if isinstance(leaf.value, torch.Tensor) else None for leaf in leaves])
     return varying
 
@@ -52,13 +52,13 @@ def fixed_beside(varying: Varying, leaves: Sequence[Leaf]) -> str:
     """Which extents of the example are equal to one that varies and are said to be fixed, for a program that failed; "" for none."""
     shapes = [tuple(leaf.value.shape) if isinstance(leaf.value, torch.Tensor) else None for leaf in leaves]
     names = {extent: name for name, extent in varying.extents(shapes).items() if extent > 1}
-    found = [
+    unnamed = [
         f'dimension {dim} of batch {shown(leaf.where)} is {extent}, as {names[extent]} is: {{{dim}: "{names[extent]}"}} ties them'
         for index, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True))
         for dim, extent in enumerate(shape or ())
         if extent in names and dim not in varying.of_leaf(index)
     ]
-    return f"what `dynamic` does not name is fixed; in the example {'; '.join(found)}" if found else ""
+    return f"what `dynamic` does not name is fixed; in the example {'; '.join(unnamed)}" if unnamed else ""
 
 
 def check_uncut(varying: Varying, accumulate: int | str) -> None:
@@ -84,25 +84,25 @@ def _axes(name: Any, extents: Any, leaves: Sequence[Leaf]) -> list[_GivenRange]:
         raise TypeError(f"dynamic: batch {where} is a {type(tensor).__name__}, which has no dimensions: expected a tensor")
     if not isinstance(extents, Mapping):
         raise TypeError(f"dynamic: expected {{dimension: range}} for {name!r}, got {extents!r}")
-    return [_axis(index, where, tensor, dim, said) for dim, said in extents.items()]
+    return [_axis(index, where, tensor, dim, extent) for dim, extent in extents.items()]
 
 
-def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, said: Any) -> _GivenRange:
+def _axis(index: int, where: str, tensor: torch.Tensor, dim: Any, extent: Any) -> _GivenRange:
     if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         shape = tuple(tensor.shape)
         raise ShapeError(f"dynamic: expected a dimension of batch {where}, which has {tensor.dim()} (shape {shape}), got {dim!r}")
     dim %= tensor.dim()
-    if isinstance(said, str):
-        return _GivenRange(VaryingExtent(index, dim, said, where), None)
-    given = list(said) if isinstance(said, (tuple, list)) else _refuse(where, dim, said)
+    if isinstance(extent, str):
+        return _GivenRange(VaryingExtent(index, dim, extent, where), None)
+    given = list(extent) if isinstance(extent, (tuple, list)) else _refuse(where, dim, extent)
     name = given.pop(0) if given and isinstance(given[0], str) else name_of(where, dim)
     if not 2 <= len(given) <= 3 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
-        _refuse(where, dim, said)
+        _refuse(where, dim, extent)
     return _GivenRange(VaryingExtent(index, dim, name, where), Dimension.of_extents(name, *given))
 
 
-def _refuse(where: str, dim: int, said: Any) -> NoReturn:
-    raise TypeError(f"dynamic: {_WISH} for dimension {dim} of batch {where}; got {said!r}")
+def _refuse(where: str, dim: int, extent: Any) -> NoReturn:
+    raise TypeError(f"dynamic: {_WISH} for dimension {dim} of batch {where}; got {extent!r}")
 
 
 def _leaf_called(name: Any, leaves: Sequence[Leaf]) -> int:

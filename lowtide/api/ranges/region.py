@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 from lowtide.capture.data.facts import at_numbers
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.lab.laboratory import Laboratory
@@ -87,8 +87,8 @@ class RangePart:
     @property
     def why(self) -> str:
         """What keeps these programs from other batches."""
-        rests, found = f"; the latest is for {', '.join(map(str, self.dimensions)) or 'one shape'}", what_on(self.captured)
-        return f"each with a program of its own{rests}" + (f", as the program rests on {found}" if found else "")
+        rests, condition = f"; the latest is for {', '.join(map(str, self.dimensions)) or 'one shape'}", what_on(self.captured)
+        return f"each with a program of its own{rests}" + (f", as the program rests on {condition}" if condition else "")
 
     def takes(self, point: Mapping[str, int], leaves: Sequence[Any]) -> bool:
         """Whether these are the programs for a batch at a point, given its leaves, whatever the caller's objects are."""
@@ -129,10 +129,10 @@ def _fixed(captured: Sequence[CapturedStep], point: Mapping[str, int]) -> dict[s
 def what_on(programs: Sequence[CapturedStep], name: str | None = None) -> str:
     """What programs take for granted of dimensions (of one of them), and where: the first few; "" where that is nothing."""
     conditions = [each for captured in programs for each in captured.conditions]
-    found = dict.fromkeys(
+    lines = dict.fromkeys(
         f"{each.relation} at {each.where}" for each in conditions if name in (None, *map(str, each.relation.free_symbols))
     )
-    return "; ".join(list(found)[:_SHOWN])
+    return "; ".join(list(lines)[:_SHOWN])
 
 
 def in_steps(programs: Sequence[CapturedStep], point: Mapping[str, int], dimensions: Dimensions) -> Dimensions:

@@ -37,11 +37,11 @@ _MAGIC, _VERSION = b"lowtide.frozen", 1
 _HEAD = re.compile(rb"lowtide\.frozen (\d{1,9}) (\d{1,12}) ([0-9a-f]{64}) *\n")
 
 
-def write(path: str | os.PathLike[str], said: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+def write(path: str | os.PathLike[str], contents: dict[str, Any], tensors: Sequence[Tensor]) -> None:
     """Write a file as told above. Raises StepError for a tensor that cannot be held, OSError."""
     blocks = _Blocks()
     entries = [blocks.entry(tensor) for tensor in tensors]
-    text = json.dumps({**said, "blocks": blocks.entries, "tensors": entries}).encode()
+    text = json.dumps({**contents, "blocks": blocks.entries, "tensors": entries}).encode()
     head = b"%s %d %d %s" % (_MAGIC, _VERSION, len(text), hashlib.sha256(text).hexdigest().encode())
     first = head.ljust(_HEAD_BYTES - 1) + b"\n" + text
     write_whole(path, [first, bytes(-len(first) % _ALIGN_BYTES), *blocks.pieces])
@@ -52,15 +52,15 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Tensor]]:
     content = mapped(path)
     text, begin = _text(content)
     try:
-        said = json.loads(text, object_pairs_hook=fields.without_repeats)
+        contents = json.loads(text, object_pairs_hook=fields.without_repeats)
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
         raise FormatError(f"expected a text in JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise FormatError(f"expected an object in JSON, got {type(said).__name__}")
-    blocks = [_block(content, begin, entry) for entry in _list(said, "blocks")]
-    return said, [_tensor(blocks, entry) for entry in _list(said, "tensors")]
+    if not isinstance(contents, dict):
+        raise FormatError(f"expected an object in JSON, got {type(contents).__name__}")
+    blocks = [_block(content, begin, entry) for entry in _list(contents, "blocks")]
+    return contents, [_tensor(blocks, entry) for entry in _list(contents, "tensors")]
 
 
 class _Blocks:
@@ -114,9 +114,9 @@ def _text(content: mmap.mmap) -> tuple[bytes, int]:
     return text, -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-def _list(said: dict[str, Any], field: str) -> Iterator[Any]:
-    found = said.get(field)
-    return iter(found) if isinstance(found, list) else fields.refuse("frozen function", field, "a list", found)
+def _list(contents: dict[str, Any], field: str) -> Iterator[Any]:
+    items = contents.get(field)
+    return iter(items) if isinstance(items, list) else fields.refuse("frozen function", field, "a list", items)
 
 
 def _block(content: mmap.mmap, begin: int, entry: Any) -> Tensor:
@@ -155,10 +155,10 @@ def said_of(result: Result, count: int) -> Any:
     """What a file says of a result with so many tensors. Raises StepError for one of other kinds of containers."""
     tensors = [object() for _ in range(count)]
     try:
-        made = result(tensors)
+        returned = result(tensors)
     except Exception as error:  # of a class of the caller's own, which takes tensors alone
         raise StepError(_REFUSED.format(type(error).__name__)) from error
-    return _said(made, {id(each): at for at, each in enumerate(tensors)})
+    return _said(returned, {id(each): at for at, each in enumerate(tensors)})
 
 
 def _said(item: Any, tensors: dict[int, int]) -> dict[str, Any]:
@@ -174,17 +174,17 @@ def _said(item: Any, tensors: dict[int, int]) -> dict[str, Any]:
     raise StepError(_REFUSED.format(type(item).__name__))
 
 
-def result_of(said: Any, count: int) -> Result:
+def result_of(structure: Any, count: int) -> Result:
     """The result that a file says, of so many tensors. Raises FormatError for what can be none."""
     try:
-        made = _made(said, list(range(count)))
+        rebuilt = _made(structure, list(range(count)))
     except RecursionError:
         raise FormatError("expected a result of a few containers, got one nested deeper than Python goes") from None
-    return lambda tensors: made(tensors)
+    return lambda tensors: rebuilt(tensors)
 
 
-def _made(said: Any, places: Sequence[int]) -> Result:
-    match said:
+def _made(structure: Any, places: Sequence[int]) -> Result:
+    match structure:
         case {"tensor": int(at), **more} if not more and at in places and type(at) is int:
             return lambda tensors: tensors[at]
         case {"value": value, **more} if not more and type(value) in _PLAIN:
@@ -196,9 +196,9 @@ def _made(said: Any, places: Sequence[int]) -> Result:
             parts = [_made(item, places) for item in items]
             return lambda tensors: [part(tensors) for part in parts]
         case {"dict": list(pairs), **more} | {"OrderedDict": list(pairs), **more} if not more and all(map(_is_pair, pairs)):
-            kind, named = _MAPPINGS[next(iter(said))], [(key, _made(item, places)) for key, item in pairs]
+            kind, named = _MAPPINGS[next(iter(structure))], [(key, _made(item, places)) for key, item in pairs]
             return lambda tensors: kind([(key, part(tensors)) for key, part in named])
-    raise FormatError(f"expected a result of tensors, plain values, tuples, lists and dictionaries, got {str(said)[:80]}")
+    raise FormatError(f"expected a result of tensors, plain values, tuples, lists and dictionaries, got {str(structure)[:80]}")
 
 
 def _is_pair(pair: Any) -> bool:

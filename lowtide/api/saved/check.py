@@ -20,8 +20,9 @@ import sympy
 import torch
 
 from lowtide.cost.lab.operators import argument, of_torch, operator
-from lowtide.cpu.checks import check_region, following, is_constant, shapes_of
-from lowtide.cpu.known import ATTENTION, NORMS, name_of
+from lowtide.cpu.checks import check_region, is_constant, shapes_of
+from lowtide.cpu.expressions import name_of
+from lowtide.cpu.known import ATTENTION, NORMS, following
 from lowtide.errors import CheckError, FormatError, of_kind
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.check.graph_check import check_graph, check_order
@@ -59,9 +60,9 @@ def check_call(node: Node) -> None:
 
 def _check_operator(node: Node) -> None:
     library, base, *_ = node.op.split(".")
-    found = operator(node.op)
-    plain = isinstance(found, type(torch.ops.aten.add.Tensor)) and library == "aten" and not found._schema.is_mutable
-    tags = {*found.tags} if plain else set()
+    overload = operator(node.op)
+    plain = isinstance(overload, type(torch.ops.aten.add.Tensor)) and library == "aten" and not overload._schema.is_mutable
+    tags = {*overload.tags} if plain else set()
     varies = torch.Tag.dynamic_output_shape in tags and not (base == "index" and _selects_places(node))
     if not plain or varies or not _is_known(base, tags):
         raise FormatError(f"{node.op}: expected an operator that only computes, with results of one shape, got one of another kind")
@@ -105,11 +106,11 @@ def _check_shape(node: Node) -> None:
 
 
 def _check_groups(node: Node) -> None:
-    a, gamma, beta, *said, groups, _ = node.args
+    a, gamma, beta, *sizes, groups, _ = node.args
     a = of_kind(Value, a)
     n, channels, *rest = a.shape
     vectors = [each.shape for each in (gamma, beta) if isinstance(each, Value)]
-    right = said == [n, channels, prod(int(size) for size in rest)] and isinstance(groups, int) and groups > 0 == int(channels) % groups
+    right = sizes == [n, channels, prod(int(size) for size in rest)] and isinstance(groups, int) and groups > 0 == int(channels) % groups
     if not right or any(each != (channels,) for each in vectors):
         raise FormatError(f"{node.op}: expected norms of groups of an image's channels")
 
@@ -119,15 +120,15 @@ def check_view(node: Node) -> None:
     known: dict[Value, torch.Tensor] = {value: _without_memory(value) for value in node.inputs}
     called = operator(node.op)
     try:
-        found = called(*(argument(arg, known) for arg in node.args), **{key: argument(arg, known) for key, arg in node.kwargs})
+        view = called(*(argument(arg, known) for arg in node.args), **{key: argument(arg, known) for key, arg in node.kwargs})
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
-    for value, made in zip(node.outputs, found if isinstance(found, (list, tuple)) else (found,), strict=False):
+    for value, result in zip(node.outputs, view if isinstance(view, (list, tuple)) else (view,), strict=False):
         if value is None:
             continue
-        lies = made.storage_offset() == value.offset and same_strides(tuple(made.shape), made.stride(), value.stride)
-        if tuple(made.shape) != value.shape or not lies:
-            there = f"shape {tuple(made.shape)}, strides {made.stride()}, offset {made.storage_offset()}"
+        lies = result.storage_offset() == value.offset and same_strides(tuple(result.shape), result.stride(), value.stride)
+        if tuple(result.shape) != value.shape or not lies:
+            there = f"shape {tuple(result.shape)}, strides {result.stride()}, offset {result.storage_offset()}"
             raise FormatError(f"{node.op}: expected {there}, got {value.name} of {value.shape}, {value.stride}, {value.offset}")
 
 

@@ -91,12 +91,13 @@ class _Read:
     offsets: list[list[int]]  # by region, of its buffers
 
     @classmethod
-    def of(cls, said: dict[str, Any], tensors: Sequence[Tensor]) -> _Read:
+    def of(cls, contents: dict[str, Any], tensors: Sequence[Tensor]) -> _Read:
         """Raises FormatError."""
-        fields.check_fields("frozen function", said, _FIELDS)
-        graph, order = parse("\n".join(_lines(said))), fields.integers("frozen function", said, "order")
-        batch = BatchSpec.from_rows(said.get("batch"))
-        slots = _slots(said.get("inputs"), graph, batch, len(tensors))
+        fields.check_fields("frozen function", contents, _FIELDS)
+        graph = parse("\n".join(fields.lines("frozen function", contents, "graph")))
+        order = fields.integers("frozen function", contents, "order")
+        batch = BatchSpec.from_rows(contents.get("batch"))
+        slots = _slots(contents.get("inputs"), graph, batch, len(tensors))
         check(graph, order, [value for value, slot in zip(graph.inputs, slots, strict=True) if slot.table != "batch"])
         for value, slot in zip(graph.inputs, slots, strict=True):
             if slot.table == "batch" and not batch.is_tensor_like(int(slot.path[0]), value.dtype, value.shape, value.stride):
@@ -106,8 +107,8 @@ class _Read:
         for value, tensor in zip(graph.inputs, inputs, strict=True):
             looked_at(value, tensor)
         decision = _Decision(graph, tuple(order), (-1,) * len(graph.nodes))
-        result = result_of(said.get("result"), len(graph.outputs))
-        return cls(decision, slots, batch, result, inputs, _offsets(said.get("offsets"), sum(map(is_region, graph.nodes))))
+        result = result_of(contents.get("result"), len(graph.outputs))
+        return cls(decision, slots, batch, result, inputs, _offsets(contents.get("offsets"), sum(map(is_region, graph.nodes))))
 
 
 def _loaded(read: _Read) -> Frozen:
@@ -138,20 +139,13 @@ def _held(region: Region, given: dict[Value, Any], placing: Placing) -> LoadedNe
 def _own(inputs: Sequence[Any], wanted: Collection[int]) -> list[Any]:
     """The inputs that are `wanted`, in memory of their own: what is one in the file stays one. None in the place of others."""
     copies: dict[int, Tensor] = {}
-    found: list[Any] = [None] * len(inputs)
+    constants: list[Any] = [None] * len(inputs)
     for at in wanted:
         tensor = inputs[at]
         flat = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
         block = copies.setdefault(flat.data_ptr(), flat.clone())
-        found[at] = torch.as_strided(block.view(tensor.dtype), tensor.shape, tensor.stride())
-    return found
-
-
-def _lines(said: dict[str, Any]) -> list[str]:
-    lines = said.get("graph")
-    if not isinstance(lines, list) or not all(isinstance(line, str) and "\n" not in line for line in lines):
-        fields.refuse("frozen function", "graph", "a list of lines of text", lines)
-    return lines
+        constants[at] = torch.as_strided(block.view(tensor.dtype), tensor.shape, tensor.stride())
+    return constants
 
 
 def _offsets(entries: Any, regions: int) -> list[list[int]]:

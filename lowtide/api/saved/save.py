@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from lowtide.api.frozen import Frozen
-from lowtide.api.running.variant import Variant
 from lowtide.api.saved import archive
 from lowtide.api.saved.archive import said_of
 from lowtide.api.saved.check import check
+from lowtide.api.variant import Variant
 from lowtide.base.release import VERSION
 from lowtide.cpu.build.networks import placements
 from lowtide.errors import BatchError, FormatError, StepError
@@ -54,7 +54,7 @@ def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, input
     places = {at: ["tensor", place] for place, at in enumerate(stored)}
     try:
         check(graph, decision.order, [decision.graph.inputs[at] for at in stored])
-        said = {
+        contents = {
             "versions": {"lowtide": VERSION, "torch": torch.__version__},
             "batch": batch.rows(),
             "result": said_of(variant.captured.result, len(graph.outputs)),
@@ -65,7 +65,7 @@ def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, input
         }
     except (FormatError, BatchError) as error:
         raise StepError(f"save_frozen: {error}: such a function can be frozen in this process, not saved") from error
-    archive.write(path, said, [inputs[at] for at in stored])
+    archive.write(path, contents, [inputs[at] for at in stored])
 
 
 def _used(graph: Graph) -> tuple[Graph, list[int]]:

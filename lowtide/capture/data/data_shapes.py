@@ -135,9 +135,9 @@ class _Code:
 def _error(names: tuple[str, ...], frame: FrameType) -> str:
     """The first exception among the names, or the one of Python's own that it is made of."""
     for name in names:
-        found: Any = frame.f_globals.get(name, getattr(builtins, name, None))
-        if isinstance(found, type) and issubclass(found, Exception):
-            return next(base.__name__ for base in found.__mro__ if base.__module__ == "builtins")
+        error: Any = frame.f_globals.get(name, getattr(builtins, name, None))
+        if isinstance(error, type) and issubclass(error, Exception):
+            return next(base.__name__ for base in error.__mro__ if base.__module__ == "builtins")
     return "RuntimeError"
 
 
@@ -177,10 +177,10 @@ def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:
 
     Of a rate of 0 a draw of exactly 0 is another matter, one in 2 ** 24: each step looks at it, and raises there.
     """
-    made = recorder.draft.makers()
-    asked = made.get(recorder.draft.value(flag))
-    name, rate = ("", None) if asked is None or len(asked.args) != 2 else (asked.op, asked.args[1])
-    drawn = None if asked is None or not isinstance(asked.args[0], Value) else made.get(asked.args[0])
+    makers = recorder.draft.makers()
+    maker = makers.get(recorder.draft.value(flag))
+    name, rate = ("", None) if maker is None or len(maker.args) != 2 else (maker.op, maker.args[1])
+    drawn = None if maker is None or not isinstance(maker.args[0], Value) else makers.get(maker.args[0])
     if name not in _RELATIONS or not isinstance(rate, (int, float)) or drawn is None or drawn.op != "aten.rand.default" or 0 < rate < 1:
         return None
     answer = _RELATIONS[name](0.5, rate)
@@ -197,7 +197,7 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
     if matter is not None:
         args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
     try:
-        found = recorder.reader.results(recorder.draft, op, args, kwargs)
+        outcome = recorder.reader.results(recorder.draft, op, args, kwargs)
         if varies:  # only now: where no batch can say it, that is what is told
             raise CaptureError(why_unshaped_in_range(operators.name_of(op)))
         if op is _aten._pack_padded_sequence.default:
@@ -205,10 +205,10 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
             lengths = args[1]
             assert isinstance(lengths, Value), "the operator takes a tensor"
             recorder.reader.values(recorder.draft, operators.name_of(op), lengths)
-            return _fake(found[0]), _constant(found[1])
+            return _fake(outcome[0]), _constant(outcome[1])
     except UnreadableError as why:
         raise CaptureError(why_unshaped(operators.name_of(op), str(why))) from None
-    return tuple(map(_fake, found)) if isinstance(found, tuple) else _fake(found)
+    return tuple(map(_fake, outcome)) if isinstance(outcome, tuple) else _fake(outcome)
 
 
 def without_masks(recorder: Recording, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -223,8 +223,8 @@ def without_masks(recorder: Recording, op: OpOverload, args: tuple[Any, ...]) ->
 
 def _positions(recorder: Recording, mask: torch.Tensor) -> list[torch.Tensor]:
     """Where a mask is true: a tensor for each of its dimensions."""
-    found = recorder.record(_aten.nonzero.default, mask)
-    return [recorder.record(_aten.select.int, found, 1, dim) for dim in range(mask.dim())]
+    positions = recorder.record(_aten.nonzero.default, mask)
+    return [recorder.record(_aten.select.int, positions, 1, dim) for dim in range(mask.dim())]
 
 
 def _is_mask(index: Any) -> bool:

@@ -161,12 +161,12 @@ class Facts:
         return next((reading for reading in readings if self.outcome(reading.question) != reading.outcome), None)
 
 
-def outcome_of(kind: str, found: Any) -> str:
+def outcome_of(kind: str, answer: Any) -> str:
     """An answer as text: of a number, of all numbers of a tensor, or of how its results lie."""
     if kind == "shape":
-        results = found if isinstance(found, (tuple, list)) else (found,)
+        results = answer if isinstance(answer, (tuple, list)) else (answer,)
         return repr([(tuple(result.shape), result.stride()) for result in results])
-    return repr(found.tolist() if isinstance(found, torch.Tensor) else found)
+    return repr(answer.tolist() if isinstance(answer, torch.Tensor) else answer)
 
 
 def _filled(arg: Any, known: Mapping[str, Any], number: Number) -> Any:

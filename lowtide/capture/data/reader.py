@@ -66,9 +66,9 @@ class Reader:
 
     def values(self, draft: Draft, asked_by: str, value: Value) -> torch.Tensor:
         """A whole tensor, as a copy: its numbers are now part of the program. Raises UnreadableError."""
-        found: torch.Tensor = self._ask(self.steps(draft, value), "values", asked_by)
+        values: torch.Tensor = self._ask(self.steps(draft, value), "values", asked_by)
         with _disable_current_modes():
-            return found.clone()
+            return values.clone()
 
     def results(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> Any:
         """What an operator gives whose results have shapes that follow from the data: their layout is now part of the program."""
@@ -96,14 +96,14 @@ class Reader:
         question = Question(steps, kind, asked_by, users_line())
         trained = next((step for step in steps if isinstance(step, SlotLeaf) and step.trained), None)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            found = self._compute(steps) if trained is None or kind == "number" else None
-            if trained is not None and not isinstance(found, bool):
+            answer = self._compute(steps) if trained is None or kind == "number" else None
+            if trained is not None and not isinstance(answer, bool):
                 raise UnreadableError(f"{trained.slot}, which the training changes")
             if any(isinstance(step, SlotLeaf) for step in steps):
                 outcome = self._facts.outcome(question)
                 assert outcome is not None, "it was just computed"
                 self.readings.setdefault(question.key, Reading(question, outcome))
-        return found
+        return answer
 
     def _compute(self, steps: tuple[Step, ...]) -> Any:
         try:
@@ -121,9 +121,9 @@ class Reader:
 
     def steps(self, draft: Draft, value: Value) -> tuple[Step, ...]:
         """The steps that lead to a value. Raises UnreadableError."""
-        wanted, made = [value], draft.makers()
+        wanted, makers = [value], draft.makers()
         while wanted:
-            node = made.get(wanted[-1])
+            node = makers.get(wanted[-1])
             missing: tuple[Value, ...] = ()
             if wanted[-1] not in self._steps:
                 _refuse_maker(node, wanted[-1])
@@ -135,7 +135,7 @@ class Reader:
         return self._steps[value]
 
     def _leaf(self, draft: Draft, value: Value) -> tuple[Step, ...]:
-        slot = next((slot for found, slot in zip(draft.inputs, draft.slots, strict=True) if found is value), None)
+        slot = next((slot for value_there, slot in zip(draft.inputs, draft.slots, strict=True) if value_there is value), None)
         if slot is None:
             raise UnreadableError("a number that only the running step knows")
         if slot.table == "constant":

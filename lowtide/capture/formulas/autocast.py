@@ -84,13 +84,13 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
         with torch._C._SetExcludeDispatchKeyGuard(autocast, False):
             return kernel()
 
-    asked = (func, kind, torch.get_autocast_dtype(kind), *(tensor.dtype for tensor in tensors))
-    if asked not in _known:
+    call = (func, kind, torch.get_autocast_dtype(kind), *(tensor.dtype for tensor in tensors))
+    if call not in _known:
         try:
-            _known[asked] = names_called(cast) != names_called(kernel)
+            _known[call] = names_called(cast) != names_called(kernel)
         except Exception:  # a call that fails does so where it is recorded, too
             return None
-    return cast if _known[asked] else None
+    return cast if _known[call] else None
 
 
 def names_called(kernel: Callable[[], Any]) -> list[str]:

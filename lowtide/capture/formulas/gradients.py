@@ -57,8 +57,8 @@ class _ProductAlong(FormulaFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         values, result = ctx.saved_tensors
-        found = _product_gradient_along(grad, values.to(grad.dtype), result, ctx.dim, ctx.keepdim)
-        return found.to(values.dtype), None, None, None
+        gradient = _product_gradient_along(grad, values.to(grad.dtype), result, ctx.dim, ctx.keepdim)
+        return gradient.to(values.dtype), None, None, None
 
 
 def _product_gradient(grad: Tensor, values: Tensor, result: Tensor) -> Tensor:
@@ -164,8 +164,8 @@ def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim:
 
 def _asked_running_product(grad: Tensor, values: Tensor, dim: int) -> Tensor:
     with torch.enable_grad(), as_aten():
-        (found,) = torch.autograd.grad(_ATEN.cumprod.default(values, dim), values, grad, create_graph=True)
-    return found
+        (gradient,) = torch.autograd.grad(_ATEN.cumprod.default(values, dim), values, grad, create_graph=True)
+    return gradient
 
 
 def _around_zeros(grad: Tensor, weighed: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:

@@ -46,9 +46,9 @@ def _lstm(
     op: OpOverload, given: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, layers: int, dropout: float,
     train: bool, bidirectional: bool, rows_first: bool,
 ) -> Any:  # fmt: skip
-    asked = given, hidden, params, has_biases, layers, dropout, train, bidirectional, rows_first
+    arguments = given, hidden, params, has_biases, layers, dropout, train, bidirectional, rows_first
     if not any(map(is_symbolic, (*given.shape, *hidden[0].shape))):
-        return taken_apart(op, *asked)
+        return taken_apart(op, *arguments)
     if given.shape[0] != 0 and given.device.type == "cpu" and _is_by_onednn(given.dtype):
         if len(params) % (4 if has_biases else 2):
             raise CaptureError(
@@ -56,9 +56,9 @@ def _lstm(
                 "dimensions out of `dynamic`, or project by a layer of your own"
             )
         with calling_formulas():
-            return _by_layers(*asked)
+            return _by_layers(*arguments)
     _refuse_symbolic(op, given.shape[1 if rows_first else 0])
-    return taken_apart(op, *asked)
+    return taken_apart(op, *arguments)
 
 
 def _is_by_onednn(dtype: torch.dtype) -> bool:
@@ -76,7 +76,7 @@ def _by_layers(
     each, zeros = 4 if has_biases else 2, _ATEN.zeros.default
     states, cells = (item.contiguous() for item in hidden)
     size, directions, ends = states.shape[2], 2 if bidirectional else 1, list[tuple[Tensor, Tensor]]()
-    made = (given.transpose(0, 1) if rows_first else given).contiguous()
+    sequence = (given.transpose(0, 1) if rows_first else given).contiguous()
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
@@ -87,14 +87,14 @@ def _by_layers(
             )
             biases = [*weights[2:], *reversed([*made_up])]  # C++ makes the last argument first
             settings = direction > 0, (), _LSTM, size, layers, has_biases, bidirectional, rows_first, train
-            output, state, cell, _ = _LAYER(made, weights[0], weights[1], *biases, *before, *settings)
+            output, state, cell, _ = _LAYER(sequence, weights[0], weights[1], *biases, *before, *settings)
             outputs.append(output)
             ends.append((state, cell))
-        made = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        sequence = outputs[0] if directions == 1 else torch.cat(outputs, -1)
         if dropout and train and layer < layers - 1:
-            made = torch.dropout(made, dropout, True)
+            sequence = torch.dropout(sequence, dropout, True)
     state, cell = (torch.stack(items) for items in zip(*ends, strict=True))
-    return (made.transpose(0, 1) if rows_first else made), state, cell
+    return (sequence.transpose(0, 1) if rows_first else sequence), state, cell
 
 
 def _refuse_symbolic(op: OpOverload, length: Any) -> None:

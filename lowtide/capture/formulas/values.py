@@ -102,11 +102,11 @@ def _smooth(op: OpOverload, given: Tensor, size: Sequence[Any] | None, align_cor
 
 
 def _resized(
-    op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, settings: tuple[Any, ...], asked: Any
+    op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, settings: tuple[Any, ...], arguments: Any
 ) -> Tensor:
-    """`settings` stand between size and factors; `asked` are the arguments of the call itself."""
+    """`settings` stand between size and factors; `arguments` are those of the call itself."""
     if not any(isinstance(extent, torch.SymInt) for extent in (*given.shape, *(size or ()))):
-        return op(given, *asked)  # type: ignore[no-any-return]
+        return op(given, *arguments)  # type: ignore[no-any-return]
     pairs = zip(given.shape[2:], factors or (), strict=True)
     result = size if size is not None else [multiplied(extent, float(factor)) for extent, factor in pairs]
     plain = op._overloadpacket.default

@@ -28,7 +28,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.capture import operators
 from lowtide.capture.care.turns import replaced
 from lowtide.errors import StepError
-from lowtide.ir.graph import Arg, Atom, Node, Slot, Value
+from lowtide.ir.graph import Arg, Atom, Node, Slot, Value, arguments, with_values
 from lowtide.ir.operators.names import ARITHMETIC, MATH_FUNCTIONS
 from lowtide.ir.operators.nodes import is_random
 
@@ -123,7 +123,7 @@ class Formula:
     def __call__(self, contents: Sequence[Any]) -> tuple[Any, ...]:
         """The results. Works on copies: nothing that the caller holds is written."""
         with _disable_current_modes(), torch.no_grad():
-            things = [look.of(content) for look, content in zip(self.roots, contents, strict=True)]
+            things = [layout.of(content) for layout, content in zip(self.roots, contents, strict=True)]
             for line in self.lines:
                 things.extend(_run(line, things))
             return tuple(_filled(result, things) for result in self.results)
@@ -141,13 +141,13 @@ class Branch:
     def holds(self, read: Callable[[Slot], Any]) -> bool:
         """Whether it comes out so for what `read` finds in the slots now. Equal contents are computed once."""
         try:
-            contents = {repr(found): found for slots in self.applied if (found := self._contents(slots, read)) is not None}
-            return all(self._outcome(found) is self.outcome for found in contents.values())
+            contents = {repr(content): content for slots in self.applied if (content := self._contents(slots, read)) is not None}
+            return all(self._outcome(content) is self.outcome for content in contents.values())
         except (ArithmeticError, TypeError, ValueError, RuntimeError, StepError):
             return False
 
     def _contents(self, slots: tuple[Slot, ...], read: Callable[[Slot], Any]) -> tuple[Any, ...]:
-        return tuple(_content(read(slot), look) for slot, look in zip(slots, self.formula.roots, strict=True))
+        return tuple(_content(read(slot), layout) for slot, layout in zip(slots, self.formula.roots, strict=True))
 
     def _outcome(self, contents: tuple[Any, ...]) -> bool:
         left, right = self.formula(contents)
@@ -179,17 +179,15 @@ class DerivedNumbers:
         placeholders = {value: _Placeholder(number) for number, value in enumerate(roots)}
         lines: list[_Line] = []
         for node in needed:
-            args, kwargs = (
-                _with(node.args, placeholders),
-                tuple((key, _with(arg, placeholders)) for key, arg in node.kwargs),
-            )
+            given = arguments(node, placeholders.__getitem__)
             for output in node.outputs:
                 if output is not None:
                     placeholders[output] = _Placeholder(len(roots) + sum(line.outputs for line in lines) + node.outputs.index(output))
             placeholders.update({after: placeholders[before] for before, after in node.writes})
-            lines.append(_Line(node.op, args, kwargs, len(node.outputs)))
-        looks = tuple(_Look(value.dtype, value.shape) for value in roots)
-        return Formula(looks, tuple(lines), tuple(_with(each, placeholders) for each in wanted)), [(value, slots[value]) for value in roots]
+            lines.append(_Line(node.op, given["args"], given["kwargs"], len(node.outputs)))
+        layouts = tuple(_Look(value.dtype, value.shape) for value in roots)
+        results = with_values(tuple(wanted), placeholders.__getitem__)
+        return Formula(layouts, tuple(lines), results), [(value, slots[value]) for value in roots]
 
     def _slice(self, wanted: list[Value], slots: Mapping[Value, Slot]) -> tuple[list[Node], list[Value]]:
         """The nodes that make these values, in their order, and the inputs that those read."""
@@ -225,9 +223,11 @@ def content_of(item: Any) -> Any:
     raise UnknownNumberError
 
 
-def _content(item: Any, look: _Look) -> Any:
+def _content(item: Any, layout: _Look) -> Any:
     tensor = isinstance(item, torch.Tensor)
-    if tensor is (look.dtype == "scalar") or (tensor and (tuple(item.shape) != look.shape or str(item.dtype) != f"torch.{look.dtype}")):
+    if tensor is (layout.dtype == "scalar") or (
+        tensor and (tuple(item.shape) != layout.shape or str(item.dtype) != f"torch.{layout.dtype}")
+    ):
         raise TypeError("a number became a tensor, or a tensor another one")
     return item.item() if tensor else item
 
@@ -235,12 +235,6 @@ def _content(item: Any, look: _Look) -> Any:
 def _refuse_large(value: Value) -> None:
     if value.dtype != "scalar" and (value.storage.device != "cpu" or any(extent != 1 for extent in value.shape)):
         raise UnknownNumberError
-
-
-def _with(arg: Any, placeholders: Mapping[Value, _Placeholder]) -> Any:
-    if isinstance(arg, Value):
-        return placeholders[arg]
-    return tuple(_with(item, placeholders) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def _filled(arg: Any, things: Sequence[Any]) -> Any:

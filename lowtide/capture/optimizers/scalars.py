@@ -134,7 +134,7 @@ class Scalars:
     def compare(self, op: str, left: TracedNumber, right: Any) -> bool:
         """The outcome of a comparison, now a guard."""
         try:
-            found = self._foretold.now(left.value, _written(right))
+            foretold = self._foretold.now(left.value, _written(right))
         except UnmadeNumberError:
             raise UndecidedError(
                 f"the optimizer decides on state that its step before this one has made, at {users_line()}: take that step first"
@@ -144,7 +144,7 @@ class Scalars:
                 f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
                 "cannot be captured as one program"
             ) from None
-        outcome = bool(COMPARISONS[op](*found))
+        outcome = bool(COMPARISONS[op](*foretold))
         if left.slot is not None and not isinstance(right, TracedNumber):
             self.guards[Guard(left.slot, op, right, outcome)] = None
         else:

@@ -56,26 +56,26 @@ class ScalerTrace:
     def unscale(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         """Divide gradients by the scale; 1.0 if one of them has an element that is not finite, else 0.0."""
         inverse = self.scale.double().reciprocal().float()
-        found = []
+        infinite = []
         for parameter in parameters:
             if parameter.grad is None or not parameter.grad.numel():
                 continue
             if parameter.grad.dtype is torch.float16:
                 raise CaptureError("gradients of float16 cannot be unscaled, in eager PyTorch neither: keep parameters in float32")
             low, high = torch.aminmax(parameter.grad)  # a NaN is both, an infinity is one of them
-            found.append(torch.isfinite(low).logical_and(torch.isfinite(high)).logical_not())
+            infinite.append(torch.isfinite(low).logical_and(torch.isfinite(high)).logical_not())
             parameter.grad = _unscaled(parameter.grad, inverse)
-        if not found:
+        if not infinite:
             raise CaptureError("no parameter of the optimizer has a gradient from this loss: there is nothing to unscale")
-        return torch.stack(found).any().float()
+        return torch.stack(infinite).any().float()
 
-    def update(self, found: torch.Tensor) -> None:
-        torch._amp_update_scale_(self.scale, self.tracker, found, *(getattr(self.scaler, name) for name in _SETTINGS))
+    def update(self, infinite: torch.Tensor) -> None:
+        torch._amp_update_scale_(self.scale, self.tracker, infinite, *(getattr(self.scaler, name) for name in _SETTINGS))
 
 
-def stop_if(found: torch.Tensor, results: Iterable[Value], draft: Draft) -> Node:
-    """Record that the program ends here if `found`; by then, `results` exist and all that was recorded so far has acted."""
-    stop = draft.emit_scalar(ITEM, (draft.value(found),))
+def stop_if(infinite: torch.Tensor, results: Iterable[Value], draft: Draft) -> Node:
+    """Record that the program ends here if something is `infinite`; by then, `results` exist and all that was recorded so far has acted."""
+    stop = draft.emit_scalar(ITEM, (draft.value(infinite),))
     acting = tuple(node for node in draft.nodes if node.writes or is_random(node))
     node = Node(STOP, (stop, *dict.fromkeys(results)), (), after=acting)
     draft.nodes.append(node)

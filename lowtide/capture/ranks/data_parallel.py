@@ -186,8 +186,8 @@ def ranks_of(model: nn.Module, group: dist.ProcessGroup | None, shard: str = "")
     """
     if not isinstance(model, DistributedDataParallel):
         return None if group is None else Ranks(group.group_name, group.size(), _BUCKET_BYTES, True, shard, _over_gloo(group))
-    for found, what in _unlike(model):
-        if found:
+    for setting, what in _unlike(model):
+        if setting:
             raise CaptureError(f"this DistributedDataParallel {what}, which a step would not do: make one without, or keep the loop")
     own: dist.ProcessGroup = model.process_group
     sends = bool(model.broadcast_buffers)
@@ -202,8 +202,8 @@ def group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessG
         return group
     if group is not None and group is not model.process_group:
         raise ValueError("group: this DistributedDataParallel has a group of its own: leave it out")
-    found: dist.ProcessGroup = model.process_group
-    return found
+    processes: dist.ProcessGroup = model.process_group
+    return processes
 
 
 def _over_gloo(group: dist.ProcessGroup) -> bool:
@@ -239,7 +239,7 @@ def unlike_a_step(wrapper: Any) -> str:
 def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
     """Calls of the wrapper are calls of its module; those of any other raise CaptureError, as they would speak with other processes."""
     cls: Any = DistributedDataParallel
-    held = cls.forward
+    own_forward = cls.forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) != id(wrapper):
@@ -252,4 +252,4 @@ def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
     try:
         yield
     finally:
-        cls.forward = held
+        cls.forward = own_forward

@@ -57,12 +57,12 @@ class GradientSends:
         gradients = {each: each.grad for each in self._waiting if each.grad is not None}
         sums_whole = self.shown and self._ranks.over_gloo and all(each.device.type == "cpu" for each in gradients)
         for bucket in buckets(self._waiting, gradients, self._most_bytes):
-            held = [gradients[each] for each in bucket]
-            if only_full and sum(each.nbytes for each in held) < self._most_bytes:
+            sent = [gradients[each] for each in bucket]
+            if only_full and sum(each.nbytes for each in sent) < self._most_bytes:
                 continue
             with torch.no_grad():
-                self.sent |= zip(bucket, self._means(bucket) if sums_whole else scatter(held, self._ranks), strict=True)
-            for each, gradient in zip(bucket, held, strict=True):
+                self.sent |= zip(bucket, self._means(bucket) if sums_whole else scatter(sent, self._ranks), strict=True)
+            for each, gradient in zip(bucket, sent, strict=True):
                 self.strides[each] = gradient.stride() if is_dense(gradient) else ()
                 each.grad = None
         self._waiting = [each for each in self._waiting if each.grad is not None]
@@ -135,16 +135,16 @@ class InParts:
 
     def shards(self, parameters: Iterable[torch.Tensor]) -> Shards:
         """This rank's part of each parameter that has a gradient, with its part of that; of those that the caller holds in parts all."""
-        found = dict(self._parts)
+        parts = dict(self._parts)
         for parameter in parameters:
             gradient = self._gradient(parameter)
             if gradient is not None:
-                found[parameter] = self._parts[parameter] if parameter in self._parts else shard_of(parameter, self._ranks)
-                found[parameter].grad = gradient
+                parts[parameter] = self._parts[parameter] if parameter in self._parts else shard_of(parameter, self._ranks)
+                parts[parameter].grad = gradient
                 parameter.grad = None
         for parameter in self._shown:  # of one that the optimizer does not know, too
             parameter.grad = None
-        return found
+        return parts
 
     def forget(self) -> None:
         self.wholes.forget()

@@ -119,12 +119,12 @@ _MAKING = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "clon
 
 def own_shards(parameters: Iterable[torch.Tensor], ranks: Ranks) -> Shards:
     """This rank's parts, of parameters whose gradients are the means over all ranks."""
-    found = {}
+    shards = {}
     for each in parameters:
         if each.grad is not None and each.grad.numel():
-            found[each] = shard_of(each, ranks)
-            found[each].grad = own(each.grad, ranks)
-    return found
+            shards[each] = shard_of(each, ranks)
+            shards[each].grad = own(each.grad, ranks)
+    return shards
 
 
 def shard_of(parameter: torch.Tensor, ranks: Ranks) -> torch.Tensor:

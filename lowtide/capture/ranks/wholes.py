@@ -54,9 +54,9 @@ class WholeTensors:
         if writable:
             self._writable |= {address(whole): whole for whole in parts}
 
-    def put(self, whole: torch.Tensor, found: torch.Tensor, draft: Draft) -> None:
-        """One is there already: what was `found`, which lies on a storage of its own."""
-        draft.renew(whole, draft.value(found))
+    def put(self, whole: torch.Tensor, gathered: torch.Tensor, draft: Draft) -> None:
+        """One is there already: what was `gathered`, which lies on a storage of its own."""
+        draft.renew(whole, draft.value(gathered))
         self._there.add(address(whole))
 
     def end_pass(self) -> None:
@@ -91,8 +91,8 @@ class WholeTensors:
                 continue
             bucket = self._bucket_of[address(tensor)]
             with recording, torch.no_grad():
-                for whole, found in zip(bucket, self._gathered(bucket), strict=True):
-                    draft.renew(whole, draft.value(found))
+                for whole, gathered in zip(bucket, self._gathered(bucket), strict=True):
+                    draft.renew(whole, draft.value(gathered))
             self._last = bucket
             self._there |= {address(whole) for whole in bucket}
 
@@ -119,6 +119,9 @@ class WholeTensors:
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
         rows = torch.ops.lowtide.load_parts(sent, self._ranks.size, self._ranks.group).view(self._ranks.size, -1)
         for whole, piece in zip(bucket, rows.split([len(part) for part in parts], 1), strict=True):
-            found = piece.reshape(-1)[: whole.numel()].view(whole.shape)
-            lies_alike = (found.stride(), found.storage_offset()) == (whole.stride(), whole.storage_offset())  # one element may be a view
-            yield found if lies_alike else found.new_empty_strided(whole.shape, whole.stride()).copy_(found)
+            gathered = piece.reshape(-1)[: whole.numel()].view(whole.shape)
+            lies_alike = (gathered.stride(), gathered.storage_offset()) == (
+                whole.stride(),
+                whole.storage_offset(),
+            )  # or a view of one element
+            yield gathered if lies_alike else gathered.new_empty_strided(whole.shape, whole.stride()).copy_(gathered)

@@ -57,8 +57,8 @@ def function_of_size(name: str, plain: Callable[..., Any]) -> Callable[..., Any]
         if len(args) != 1 or not isinstance(args[0], (torch.SymInt, torch.SymFloat)):
             return plain(*args)
         given = torch.sym_float(args[0]).node
-        made = _opaque.setdefault(name, functions.make_opaque_unary_fn(name))
-        node = SymNode(made(given.expr), given.shape_env, float, plain(given.hint))
+        opaque = _opaque.setdefault(name, functions.make_opaque_unary_fn(name))
+        node = SymNode(opaque(given.expr), given.shape_env, float, plain(given.hint))
         node.made = f"math_{name}", (given,)  # type: ignore[attr-defined]
         return torch.SymFloat(node)
 
@@ -79,8 +79,8 @@ def _noting(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def fraction_of(item: torch.SymFloat, emit: EmitScalar) -> Arg:
     """The value of a symbolic fraction. Raises CaptureError for one whose last bits nobody knows."""
-    found = _as_made(item.node, emit)
-    return found if isinstance(found, (Value, float)) else emit("py.truediv", (found, 1))
+    number = _as_made(item.node, emit)
+    return number if isinstance(number, (Value, float)) else emit("py.truediv", (number, 1))
 
 
 def _as_made(node: Any, emit: EmitScalar) -> Arg:
@@ -100,8 +100,8 @@ def _as_made(node: Any, emit: EmitScalar) -> Arg:
 
 
 def _number(node: Any) -> Arg:
-    found: Arg = node.maybe_as_int() if node.pytype is int else node.maybe_as_float()
-    return found
+    number: Arg = node.maybe_as_int() if node.pytype is int else node.maybe_as_float()
+    return number
 
 
 def _written(expr: Any, emit: EmitScalar) -> Arg:
@@ -153,8 +153,8 @@ def _tensor(plain: _Function) -> _Function:
         if not any(isinstance(each, _SYMBOLIC) for each in items):
             return plain(data, dtype=dtype, **settings)  # type: ignore[no-any-return]
         whole = all(is_symbolic(each) or isinstance(each, int) for each in items)
-        made = [torch.full((), each, dtype=dtype or (torch.int64 if whole else torch.get_default_dtype()), **settings) for each in items]
-        return made[0] if items is not data else torch.stack(made)
+        scalars = [torch.full((), each, dtype=dtype or (torch.int64 if whole else torch.get_default_dtype()), **settings) for each in items]
+        return scalars[0] if items is not data else torch.stack(scalars)
 
     return tensor
 

@@ -54,7 +54,7 @@ def strides_of_view(shape: Sequence[Extent], stride: Sequence[Extent], wanted: S
 
     Runs of dimensions that lie one within the other are cut anew, the innermost first.
     """
-    found: list[Any] = [1] * len(wanted)
+    strides: list[Any] = [1] * len(wanted)
     at, step = len(wanted) - 1, stride[-1] if stride else 1
     given: Any = 1
     taken: Any = 1
@@ -63,10 +63,10 @@ def strides_of_view(shape: Sequence[Extent], stride: Sequence[Extent], wanted: S
         if dim and (size_of(shape[dim - 1]) == 1 or size_of(stride[dim - 1]) == size_of(given * step)):
             continue
         while at >= 0 and (size_of(taken) != size_of(given) or size_of(wanted[at]) == 1):
-            found[at], taken, at = taken * step, taken * wanted[at], at - 1
+            strides[at], taken, at = taken * step, taken * wanted[at], at - 1
         if dim:
             step, given, taken = stride[dim - 1], 1, 1
-    return found
+    return strides
 
 
 _WANTED, _TRIED = 4, 24  # points at least, and at most
@@ -124,11 +124,11 @@ def bytes_left(symbols: Symbols, ask: Callable[[dict[str, int]], int]) -> Extent
     def evenly(extents: Mapping[Dimension, Any]) -> Any:
         """What the corners say of what lies between them."""
         sides = {each: extents[each] - each.extent(each.least) for each in varied}
-        found: Any = 0
+        total: Any = 0
         for above in corners:
             more = sum((-1) ** (len(above) - len(below)) * at[below] for below in corners if below <= above)
-            found = found + max(more, 0) * prod(sides[each] if each in above else span for each, span in spans.items())
-        return found // prod(spans.values())
+            total = total + max(more, 0) * prod(sides[each] if each in above else span for each, span in spans.items())
+        return total // prod(spans.values())
 
     above = [ask(point) - evenly({each: each.extent(point[each.name]) for each in varied}) for point in symbols.points(_WITHIN)]
     bound: Extent = evenly({each: symbols.extent(each.extent_name) for each in varied}) + max(_PAGES, *(2 * each for each in above))
@@ -148,13 +148,13 @@ class _Seen:
         columns = list(zip(*self.points, strict=True))
         return len(self.points) >= _WANTED and len(set(columns)) == len(self.pool) and all(len(set(column)) > 1 for column in columns)
 
-    def result(self, made: Sequence[torch.Tensor]) -> torch.Tensor:
+    def result(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
         """A fake over symbolic sizes that looks at each point as these do."""
-        shape = [self._extent([each.shape[dim] for each in made]) for dim in range(made[0].dim())]
-        whole = all(each.untyped_storage().nbytes() == each.numel() * each.element_size() for each in made)
-        for order in (order(each) for each in made for order in (memory_order, by_stride)):  # of extents of 1 there are several
-            if whole and all(list(each.stride()) == dense_stride(each.shape, order) for each in made):
-                return torch.empty_strided(shape, dense_stride(shape, order), dtype=made[0].dtype, device=made[0].device)
+        shape = [self._extent([each.shape[dim] for each in results]) for dim in range(results[0].dim())]
+        whole = all(each.untyped_storage().nbytes() == each.numel() * each.element_size() for each in results)
+        for order in (order(each) for each in results for order in (memory_order, by_stride)):  # of extents of 1 there are several
+            if whole and all(list(each.stride()) == dense_stride(each.shape, order) for each in results):
+                return torch.empty_strided(shape, dense_stride(shape, order), dtype=results[0].dtype, device=results[0].device)
         raise UnprobedError
 
     def _extent(self, numbers: list[int]) -> Extent:

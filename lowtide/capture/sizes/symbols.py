@@ -219,10 +219,10 @@ def _once(node: Any, key: Any, plain: Callable[[Any, Any], SymNode], other: Any)
     if type(node.shape_env) is not _Environment:  # of another thread, which compiles meanwhile
         return plain(node, other)
     done: dict[Any, SymNode] = node.shape_env.done
-    found = done.get(key)
-    if found is None:
-        found = done[key] = plain(node, other)
-    return found
+    symbol = done.get(key)
+    if symbol is None:
+        symbol = done[key] = plain(node, other)
+    return symbol
 
 
 def with_names(text: str) -> str:
@@ -265,17 +265,17 @@ def multiplied(extent: Extent, factor: float) -> Extent:
     """An extent times a fraction, rounded down, as C and Python compute it. Raises FixedError where no size is that."""
     if not isinstance(extent, torch.SymInt):
         return int(extent * factor)
-    found = _quotient(extent.node.shape_env, extent.node.expr, factor)
-    return int(int(extent) * factor) if found is None else extent * found.numerator // found.denominator
+    quotient = _quotient(extent.node.shape_env, extent.node.expr, factor)
+    return int(int(extent) * factor) if quotient is None else extent * quotient.numerator // quotient.denominator
 
 
 def _quotient(env: ShapeEnv, expression: Any, factor: float) -> Fraction | None:
     """The quotient of whole numbers by which all that an expression may be gives, rounded down, what the factor does; None for none."""
-    found, most = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT), env.bound_sympy(expression).upper
+    quotient, most = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT), env.bound_sympy(expression).upper
     known = most.is_Integer and most <= _MOST_ASKED
     return (
-        found
-        if known and all(number * found.numerator // found.denominator == int(number * factor) for number in range(int(most) + 1))
+        quotient
+        if known and all(number * quotient.numerator // quotient.denominator == int(number * factor) for number in range(int(most) + 1))
         else None
     )
 
@@ -293,8 +293,8 @@ def _without_fractions(env: ShapeEnv, expression: Any) -> Any:
             return (sympy.ceiling if up else sympy.floor)(fraction.args[0] / fraction.args[1])
         if not isinstance(part, functions.ToFloat) or not factor.is_Float or up:
             return rounded
-        found = _quotient(env, part.args[0], float(factor))
-        return rounded if found is None else sympy.floor(part.args[0] * sympy.Rational(found.numerator, found.denominator))
+        exact = _quotient(env, part.args[0], float(factor))
+        return rounded if exact is None else sympy.floor(part.args[0] * sympy.Rational(exact.numerator, exact.denominator))
 
     return expression.replace(lambda each: isinstance(each, (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt)), quotient)
 

@@ -42,8 +42,8 @@ def _clocks_ns(call: Callable[[], Any], device: str) -> tuple[int, int, int]:
     call()  # libraries choose and make kernels
     alone_ns = once_ns(call, device)
     count = next(count for below_ns, count in _LAUNCHES if alone_ns < below_ns)
-    found = [_queued(call, count, device) or (alone_ns, alone_ns) for _ in range(_ROUNDS)]
-    warm_ns, host_ns = min(each for each, _ in found), min(each for _, each in found)
+    rounds = [_queued(call, count, device) or (alone_ns, alone_ns) for _ in range(_ROUNDS)]
+    warm_ns, host_ns = min(each for each, _ in rounds), min(each for _, each in rounds)
     if count == 1:  # too long for caches to matter
         return warm_ns, warm_ns, host_ns
     return warm_ns, max(warm_ns, _cold_ns(call, host_ns, device) - _pair_ns(device)), host_ns

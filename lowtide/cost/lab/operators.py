@@ -25,10 +25,10 @@ def operator(name: str) -> OpOverload:
     if namespace == "lowtide":
         import_module("lowtide.kernels")  # which defines them, and takes as much memory as a network
     try:
-        found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+        resolved: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError as error:
         raise FormatError(f"expected an operator of torch {torch.__version__}, got {name!r}: import the library that defines it") from error
-    return found
+    return resolved
 
 
 def of_torch(name: str) -> Any:
@@ -46,12 +46,12 @@ def atom(kind: str, name: str) -> Any:
     return torch.device(name) if kind == "device" else of_torch(name)
 
 
-def argument(arg: Arg, made: Mapping[Value, Any]) -> Any:
+def argument(arg: Arg, values: Mapping[Value, Any]) -> Any:
     """What torch is called with for a graph's argument, of what stands for values. Raises FormatError."""
     if isinstance(arg, Value):
-        return made[arg]
+        return values[arg]
     if isinstance(arg, tuple):
-        return [argument(each, made) for each in arg]
+        return [argument(each, values) for each in arg]
     return atom(arg.kind, arg.name) if isinstance(arg, Atom) else arg
 
 

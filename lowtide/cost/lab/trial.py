@@ -71,9 +71,9 @@ def made_ready(recipe: dict[str, Any]) -> Callable[[], Any]:
     return kitchen.ready(last)
 
 
-def made_up(look: list[Any]) -> torch.Tensor:
+def made_up(layout: list[Any]) -> torch.Tensor:
     """A tensor of ones (zeros for integers) of a dtype, shape and strides, on a device."""
-    name, shape, stride, device = look
+    name, shape, stride, device = layout
     dtype = of_torch(name)
     ones = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
     extent = 0 if 0 in shape else 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
@@ -185,8 +185,8 @@ def free_bytes(device: str) -> int:
     if on_gpu(device):
         return torch.cuda.mem_get_info(device)[0]
     info = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
-    return int(found[1]) * 1024 if found else _FREE_WHERE_UNKNOWN_BYTES
+    available = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
+    return int(available[1]) * 1024 if available else _FREE_WHERE_UNKNOWN_BYTES
 
 
 def once_ns(call: Callable[[], Any], device: str) -> int:
@@ -228,5 +228,5 @@ def cache_bytes(device: str) -> int:
     """The size of the largest cache; a guess where the system does not tell."""
     if on_gpu(device):
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    found = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
-    return max((int(size[1]) * 1024 for size in found if size is not None), default=_CACHES_WHERE_UNKNOWN_BYTES)
+    sizes = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
+    return max((int(size[1]) * 1024 for size in sizes if size is not None), default=_CACHES_WHERE_UNKNOWN_BYTES)

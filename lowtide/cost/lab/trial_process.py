@@ -96,9 +96,9 @@ class TrialProcess:
     def _last_words(self) -> str:
         self.end()
         code = self._process.returncode
-        said = " ".join("".join(self._errors).split())[-_SHOWN:]
+        words = " ".join("".join(self._errors).split())[-_SHOWN:]
         how = f"it ended with code {code}" if code >= 0 else f"it was ended by {_signal(-code)}"
-        return f"{how}: {said}" if said else how
+        return f"{how}: {words}" if words else how
 
 
 def _started() -> subprocess.Popen[bytes]:

@@ -45,13 +45,13 @@ def _modules(op: str) -> list[str]:
     """Modules that can be imported by name: where `torch.library` says that the operator comes from, or named as its namespace."""
     namespace, base, *_ = op.split(".")
     name = f"{namespace}::{base}"
-    found = []
+    names = []
     if (defined := OPDEFS.get(name)) is not None:
-        found.append(defined._init_fn.__module__)
+        names.append(defined._init_fn.__module__)
     if (fake := singleton.find(name).fake_impl.kernel) is not None:
-        found += _module_of(fake.source.rpartition(":")[0])
-    found += [name for name in (namespace,) if name in sys.modules]
-    return [name for name in dict.fromkeys(found) if name != "__main__"]
+        names += _module_of(fake.source.rpartition(":")[0])
+    names += [name for name in (namespace,) if name in sys.modules]
+    return [name for name in dict.fromkeys(names) if name != "__main__"]
 
 
 @lru_cache(maxsize=256)

@@ -66,11 +66,11 @@ def _write_transformed(both: torch.Tensor, recipe: Transformed, into: torch.Tens
 
 def _combined(parts: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
     """The sum of parts times factors: an operator for whole products would load what takes megabytes."""
-    found = torch.zeros_like(parts[0])
+    total = torch.zeros_like(parts[0])
     for part, factor in zip(parts, factors, strict=True):
         if factor:
-            found += part * factor
-    return found
+            total += part * factor
+    return total
 
 
 def _evaluation(points: Sequence[float]) -> list[list[float]]:

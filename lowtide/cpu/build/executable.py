@@ -210,9 +210,9 @@ class NetworkCalls:
     def frozen(self) -> LoadedNetwork:
         """What runs with the constants of the last call for good, and holds nothing of the caller's."""
         with self._held.lock:
-            held = LoadedNetwork(self._its, self._team, self._held.always)
-            held.keep(there(self._held.kept))
-            return held
+            frozen = LoadedNetwork(self._its, self._team, self._held.always)
+            frozen.keep(there(self._held.kept))
+            return frozen
 
     def _pack(self, fixed: Sequence[torch.Tensor]) -> None:
         kept = packed(self._its, fixed)

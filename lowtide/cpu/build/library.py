@@ -61,8 +61,8 @@ def _team() -> Team:
     if platform.system() != "Linux":
         raise NativeError(f"generated kernels are made for Linux, this is {platform.system()}")
     making = LibraryRecipe("generated kernels", partial(compile_library, _TEAM, options=FLAGS), _team_of)
-    made: Team = library(directory(), f"team-{key(_TEAM.read_bytes())}.so", making)
-    return made
+    team: Team = library(directory(), f"team-{key(_TEAM.read_bytes())}.so", making)
+    return team
 
 
 def _team_of(path: Path) -> Team:
@@ -91,12 +91,12 @@ def _processors() -> int:
 
 def _network_of(path: Path) -> tuple[int, Any]:
     try:
-        found = ctypes.CDLL(str(path))
-        address = ctypes.cast(getattr(found, ENTRY), ctypes.c_void_p).value
+        library = ctypes.CDLL(str(path))
+        address = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
     except (OSError, AttributeError) as error:
         raise NativeError(f"the library that was built does not load ({error})") from error
     address = there(address)
-    return address, found
+    return address, library
 
 
 def key(source: bytes) -> str:

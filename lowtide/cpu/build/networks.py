@@ -13,7 +13,7 @@ from lowtide.cpu.build.region import ready, target
 from lowtide.cpu.network import Network, StagedBody, network_of
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
-from lowtide.cpu.tune.trial import tuned
+from lowtide.cpu.trial import tuned
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower
@@ -25,21 +25,21 @@ from lowtide.runtime.program import Program
 
 def placed(problem: PlaceProblem) -> tuple[list[int], int]:
     """Offsets, and the arena's length, in bytes."""
-    found = place(problem, Portfolio())
-    return [int(offset) for offset in found.offsets], int(found.arena_bytes)
+    placement = place(problem, Portfolio())
+    return [int(offset) for offset in placement.offsets], int(placement.arena_bytes)
 
 
 def offsets_of(region: Region, staged: StagedBody) -> list[int]:
     """The offsets of a region's buffers, in bytes."""
-    found: list[int] = []
+    lowest: list[int] = []
 
     def noted(problem: PlaceProblem) -> tuple[list[int], int]:
         offsets, arena_bytes = placed(problem)
-        found.extend(offsets)
+        lowest.extend(offsets)
         return offsets, arena_bytes
 
     network_of(staged, region.joined, noted)
-    return found
+    return lowest
 
 
 _MOST = 64  # networks whose libraries are kept open for other steps

@@ -69,15 +69,15 @@ def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) ->
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
     its = network_of(StagedBody.of(region.body, region.fixed, target()), region.joined, placing)
     described = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
-    found = LoadedNetwork(replace(described, recipes=(), wanted=(), constants=list), team())
-    found.keep(packed(described, constants))
-    return found
+    loaded = LoadedNetwork(replace(described, recipes=(), wanted=(), constants=list), team())
+    loaded.keep(packed(described, constants))
+    return loaded
 
 
-def ready(its: Network, found: tuple[int, object], fixed: tuple[int, ...], constants: Callable[[Sequence[Any]], list[Any]]) -> NetworkSpec:
-    """A network whose function and library were `found`, as what runs it knows it."""
+def ready(its: Network, opened: tuple[int, object], fixed: tuple[int, ...], constants: Callable[[Sequence[Any]], list[Any]]) -> NetworkSpec:
+    """A network whose function and library are `opened`, as what runs it knows it."""
     wanted = its.constants.outputs
-    return NetworkSpec(*found, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, wanted, constants, its.results)
+    return NetworkSpec(*opened, its.arena_bytes, its.kept_elements, its.recipes, its.live, fixed, wanted, constants, its.results)
 
 
 def target() -> Target:
@@ -103,5 +103,5 @@ def placing_as(offsets: Sequence[int]) -> Placing:
 
 
 def _searched(problem: PlaceProblem) -> tuple[Sequence[int], int]:
-    found: Placing = import_module("lowtide.cpu.build.networks").placed  # which takes more memory than most networks
-    return found(problem)
+    place: Placing = import_module("lowtide.cpu.build.networks").placed  # which takes more memory than most networks
+    return place(problem)

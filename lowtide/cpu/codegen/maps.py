@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from lowtide.cpu.layout import Lay
+from lowtide.cpu.layout import Layout
 from lowtide.cpu.recipes import Packed
 from lowtide.cpu.stages import Map
 
 _TILE = 8  # of fewer elements, moving them one by one is as fast
 
 
-def map_body(stage: Map, address: Callable[[Lay | Packed], str]) -> list[str]:
+def map_body(stage: Map, address: Callable[[Layout | Packed], str]) -> list[str]:
     shape, steps = _collapsed(stage)
     twos = len(shape) > 2 and shape[-1] == 2 and steps[0][-2:] == [2, 1]
     if twos:
@@ -54,7 +54,7 @@ def _collapsed(stage: Map) -> tuple[list[int], list[list[int]]]:
     return shape, steps
 
 
-def _interleaved(stage: Map, shape: list[int], steps: list[list[int]], address: Callable[[Lay | Packed], str]) -> list[str]:
+def _interleaved(stage: Map, shape: list[int], steps: list[list[int]], address: Callable[[Layout | Packed], str]) -> list[str]:
     """Results that lie in pairs, as of shuffled channels: all first ones of some pairs, then all second ones, put together as vectors."""
     *outer, pairs, _ = shape
     count = prod(outer)
@@ -85,7 +85,7 @@ def _turned(shape: list[int], steps: list[list[int]]) -> int | None:
     return next((dim for dim, size in enumerate(shape[:-1]) if steps[1][dim] == 1 and size >= _TILE and steps[0][dim] > 0), None)
 
 
-def _by_tiles(stage: Map, shape: list[int], steps: list[list[int]], turned: int, address: Callable[[Lay | Packed], str]) -> list[str]:
+def _by_tiles(stage: Map, shape: list[int], steps: list[list[int]], turned: int, address: Callable[[Layout | Packed], str]) -> list[str]:
     """A matrix whose rows become columns, or many: in registers, a tile at a time."""
     outer = [size for dim, size in enumerate(shape[:-1]) if dim != turned]
     rest = [[step for dim, step in enumerate(its[:-1]) if dim != turned] for its in steps]

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from lowtide.cpu.codegen.maps import map_body
 from lowtide.cpu.codegen.text import ElementOffsets, Functors, by_columns, exact, flag, listed, window_of
-from lowtide.cpu.layout import Lay, stepped
+from lowtide.cpu.layout import Layout, stepped
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.cpu.tiles import rows_beside
@@ -102,9 +102,9 @@ def softmax(stage: RowReduction, addresses: ElementOffsets) -> str:
     return f"softmax_rows<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out_step})"
 
 
-def _moving(lay: Lay) -> list[int]:
+def _moving(layout: Layout) -> list[int]:
     """Steps along all dimensions; none along those of one element."""
-    return [0 if size == 1 else step for size, step in zip(lay.shape, lay.stride, strict=True)]
+    return [0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True)]
 
 
 ENTRY = "lowtide_network"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.cpu.layout import Buffer, Lay
+from lowtide.cpu.layout import Buffer, Layout
 from lowtide.cpu.recipes import Packed, Panels, Plain, Taps, Target, Transformed
 from lowtide.cpu.stages import Convolution, Epilogue, Product, Stage, Windows, Winograd
 from lowtide.cpu.tiles import by_columns as columns_are_shared
@@ -23,16 +23,16 @@ _SHARED_ROWS = 32  # of an image that nobody here has made
 
 def by_columns(stages: Sequence[Stage], target: Target) -> set[Stage]:
     """The stages of which threads share columns, or channels."""
-    found: set[Stage] = set()
+    columned: set[Stage] = set()
     makers: dict[Buffer, Stage] = {}
     for stage in stages:
-        if _shares_columns(stage, makers, found, target):
-            found.add(stage)
+        if _shares_columns(stage, makers, columned, target):
+            columned.add(stage)
         makers[stage.out.buffer] = stage
-    return found
+    return columned
 
 
-def _shares_columns(stage: Stage, makers: dict[Buffer, Stage], found: set[Stage], target: Target) -> bool:
+def _shares_columns(stage: Stage, makers: dict[Buffer, Stage], columned: set[Stage], target: Target) -> bool:
     if isinstance(stage, Product):
         return by_panels(stage.rows, stage.k, stage.weight.columns, target)
     if isinstance(stage, Convolution):
@@ -47,7 +47,7 @@ def _shares_columns(stage: Stage, makers: dict[Buffer, Stage], found: set[Stage]
     maker = makers.get(stage.a.buffer)
     if images * rows < _FEWEST_ROWS:
         return True
-    return rows < _SHARED_ROWS if maker is None else maker in found
+    return rows < _SHARED_ROWS if maker is None else maker in columned
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ElementOffsets:
     buffers: Mapping[Buffer, int]
     packed: Mapping[Packed, int]
 
-    def of(self, place: Lay | Packed) -> str:
+    def of(self, place: Layout | Packed) -> str:
         if isinstance(place, (Panels, Taps, Transformed, Plain)):
             return f"run.at[1] + {self.packed[place]}"
         if place.buffer.position is not None:
@@ -78,9 +78,9 @@ class Functors:
 
     def filled(self, name: str, epilogue: Epilogue, addresses: ElementOffsets) -> list[str]:
         """A variable of an epilogue's type, with what it reads."""
-        made = self._names.setdefault(tuple(_functor(epilogue)), f"E{len(self._names)}")
+        functor = self._names.setdefault(tuple(_functor(epilogue)), f"E{len(self._names)}")
         pointers = ", ".join(addresses.of(operand.place) for operand in epilogue.operands)
-        return [f"  {made} {name}{{{pointers}}};"]
+        return [f"  {functor} {name}{{{pointers}}};"]
 
 
 def _functor(epilogue: Epilogue) -> list[str]:

@@ -38,9 +38,9 @@ _READ_WHAT_IS_THERE = tuple(op for how, ops in _PUT_TOGETHER.items() for op in o
 
 def check_loop(node: Node, where: NodeLocation) -> None:
     """Whether a node of `fission.loop` with a body that is a right graph is a right loop. Raises CheckError: verdict, node, source line."""
-    said, body = dict(node.kwargs), node.body
-    along, into, extent, part = (said.get(name) for name in ("along", "into", "extent", "part"))
-    if body is None or len(said) != 4 or not isinstance(along, tuple) or not isinstance(into, tuple) or not isinstance(part, int):
+    options, body = dict(node.kwargs), node.body
+    along, into, extent, part = (options.get(name) for name in ("along", "into", "extent", "part"))
+    if body is None or len(options) != 4 or not isinstance(along, tuple) or not isinstance(into, tuple) or not isinstance(part, int):
         refuse(Verdict.LOOP_FORM, where)
     if not isinstance(extent, (int, sympy.Expr)) or len(body.dimensions) != 1 or None in node.outputs:
         refuse(Verdict.LOOP_FORM, where)
@@ -106,17 +106,17 @@ def _check_written(node: Node, body: Graph, along: tuple[object, ...], where: No
             written.setdefault(before.storage, before)
             steps[before.storage] = steps.get(before.storage, 0) + 1
     cut = {value: dim for value, dim in zip(body.inputs, along, strict=False) if isinstance(dim, int)}
-    said = {inner[before].storage: after.version - before.version for before, after in node.writes if before in inner}
-    if said != steps or len(said) != len(node.writes):
+    versions = {inner[before].storage: after.version - before.version for before, after in node.writes if before in inner}
+    if versions != steps or len(versions) != len(node.writes):
         refuse(Verdict.LOOP_WRITES, f"{where}: {sorted(storage.name for storage in steps)}")
-    looks = {value.storage: _look(value) for value in cut if value.storage in written}
-    if looks.keys() != written.keys():
+    layouts = {value.storage: layout(value) for value in cut if value.storage in written}
+    if layouts.keys() != written.keys():
         refuse(Verdict.LOOP_SHARES, where)
     touched = (value for each in body.nodes for value in (*each.inputs, *each.results, *(before for before, _ in each.writes)))
     for value in (*body.inputs, *touched):
-        if value.storage in looks and _look(value) != looks[value.storage]:
+        if value.storage in layouts and layout(value) != layouts[value.storage]:
             refuse(Verdict.LOOP_SHARES, f"{where}: {value.name}")
-        if value.storage in looks and any(stride == 0 and size != 1 for size, stride in zip(value.shape, value.stride, strict=True)):
+        if value.storage in layouts and any(stride == 0 and size != 1 for size, stride in zip(value.shape, value.stride, strict=True)):
             refuse(Verdict.LOOP_SHARES, f"{where}: {value.name} holds an element several times")
 
 
@@ -128,7 +128,7 @@ def _check_taken(node: Node, body: Graph, dims: tuple[tuple[object, ...], tuple[
         if op != LOOP or taken not in node.args or not node.outputs:
             refuse(Verdict.LOOP_TAKES, here)
         index, result = node.args.index(taken), node.outputs[0]
-        if result is None or not isinstance(into[0], int) or along[index] != into[0] or _look(taken) != _look(result):
+        if result is None or not isinstance(into[0], int) or along[index] != into[0] or layout(taken) != layout(result):
             refuse(Verdict.LOOP_TAKES, here)
         if taken.storage.nbytes != result.storage.nbytes or [value.storage for value in node.inputs].count(taken.storage) != 1:
             refuse(Verdict.LOOP_TAKES, here)
@@ -141,7 +141,8 @@ def _check_taken(node: Node, body: Graph, dims: tuple[tuple[object, ...], tuple[
             refuse(Verdict.LOOP_TAKES, here)
 
 
-def _look(value: Value) -> tuple[Hashable, ...]:
+def layout(value: Value) -> tuple[Hashable, ...]:
+    """How a value lies on its storage."""
     return value.dtype, value.shape, value.stride, value.offset
 
 
@@ -174,8 +175,8 @@ def check_region(node: Node, where: NodeLocation) -> None:
     for value, inner in zip(outside, inside, strict=True):
         if not isinstance(value, Value) or (value.dtype, value.shape, value.stride) != (inner.dtype, inner.shape, inner.stride):
             refuse(Verdict.REGION_ENDS, f"{where}: {inner.name}")
-    made = [value.storage for value in node.outputs if value is not None]
-    if len(set(made)) != len(made) or set(made) & _given(node):
+    storages = [value.storage for value in node.outputs if value is not None]
+    if len(set(storages)) != len(storages) or set(storages) & _given(node):
         refuse(Verdict.REGION_ENDS, f"{where}: results share memory")
     for inner_node in region.body.nodes:
         if is_random(inner_node) or inner_node.body is not None or (inner_node.writes and not region.by):
@@ -187,8 +188,8 @@ def _check_region_writes(node: Node, region: Region, where: NodeLocation) -> Non
     """What the body writes is what the node says, and seen by it in one way alone."""
     inner = {value: own for value, own in zip(node.args, region.body.inputs, strict=True) if isinstance(value, Value)}
     left = {after.storage: after.version for each in region.body.nodes for _, after in each.writes}
-    said = {inner[before].storage: after.version for before, after in node.writes if before in inner}
-    if said != left or len(said) != len(node.writes):
+    versions = {inner[before].storage: after.version for before, after in node.writes if before in inner}
+    if versions != left or len(versions) != len(node.writes):
         refuse(Verdict.REGION_PURE, f"{where}: writes {sorted(storage.name for storage in left)}")
     for before, _ in node.writes:
         if sum(value.storage is before.storage for value in node.inputs) != 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lowtide.ir.bodies import is_region
-from lowtide.ir.check.bodies import check_loop, check_region, is_loop
+from lowtide.ir.check.bodies import check_loop, check_region, is_loop, layout
 from lowtide.ir.check.transfers import check_collectives, check_host_copies
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
@@ -117,8 +117,8 @@ def _check_one(graph: Graph, within: str) -> None:
     _check_names(graph, within)
     _check_inputs(graph, within)
     inside = set(graph.nodes)
-    made = (value for node in graph.nodes if node.op == LOAD for value in node.results)  # of offloaded state
-    owned = {value.storage for value in (*graph.inputs, *made) if value.storage.kind.caller_owned}
+    loaded = (value for node in graph.nodes if node.op == LOAD for value in node.results)  # of offloaded state
+    owned = {value.storage for value in (*graph.inputs, *loaded) if value.storage.kind.caller_owned}
     machine = _Machine.of(graph)
     for index, node in enumerate(graph.nodes):
         where = NodeLocation(index, node, within)
@@ -295,11 +295,7 @@ def _check_reuse(index: int, node: Node, taken: Value, uses: _Uses) -> None:
         sizes = f"{storage.nbytes} bytes on {storage.device}, needs {result.storage.nbytes} on {result.storage.device}"
         refuse(Verdict.REUSE_UNFIT, f"{where}: {sizes}")
     for other in node.inputs:
-        if other.storage is storage and _layout(other) != _layout(taken):
+        if other.storage is storage and layout(other) != layout(taken):
             refuse(Verdict.REUSE_ALIASED, f"{where} and reads {other.name}")
     if uses.last[storage] > uses.step[node]:
         refuse(Verdict.REUSE_ALIVE, f"{where} at step {uses.step[node]}; last used at step {uses.last[storage]}")
-
-
-def _layout(value: Value) -> tuple[object, ...]:
-    return value.dtype, value.shape, value.stride, value.offset

@@ -97,9 +97,14 @@ def _check_form(node: Node, where: NodeLocation) -> None:
     values = [arg for arg in node.args if isinstance(arg, Value)]
     results = [value for value in node.outputs if value is not None]
     expected = _ARGUMENTS[node.op], 0 if node.op == DROP else 1
-    made = {value.storage for value in results} - {value.storage for value in values}
+    new_storages = {value.storage for value in results} - {value.storage for value in values}
     plain = not (node.kwargs or node.inplace or node.body)
-    if (len(node.args), len(node.outputs)) != expected or (len(values), len(results)) != expected or len(made) != expected[1] or not plain:
+    if (
+        (len(node.args), len(node.outputs)) != expected
+        or (len(values), len(results)) != expected
+        or len(new_storages) != expected[1]
+        or not plain
+    ):
         refuse(Verdict.HOST_FORM, where)
 
 

@@ -109,12 +109,12 @@ class Axis:
 def argument(node: Node, path: Path) -> Arg:
     """The argument at a position. Raises LookupError where there is none."""
     first, rest = path[0], path[1:]
-    found: Arg = dict(node.kwargs)[first] if isinstance(first, str) else node.args[first]
+    arg: Arg = dict(node.kwargs)[first] if isinstance(first, str) else node.args[first]
     for step in rest:
-        found = of_kind(tuple, found)
+        arg = of_kind(tuple, arg)
         step = of_kind(int, step)
-        found = found[step]
-    return found
+        arg = arg[step]
+    return arg
 
 
 def tensor_paths(node: Node) -> Iterator[tuple[Path, Value]]:
@@ -136,13 +136,13 @@ def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
 
 def merges_apart(node: Node, cut: Mapping[Value, int], given: Collection[Storage]) -> bool:
     """Whether a view merges dimensions of what is given, cut along the inner one: rows of a slice, which lie apart."""
-    pairs = ((before, made) for before in node.inputs for made in node.results)
+    pairs = ((before, result) for before in node.inputs for result in node.results)
     return any(
         before.storage in given
-        and made.storage is before.storage
-        and is_innermost(cut.get(made, 0))
+        and result.storage is before.storage
+        and is_innermost(cut.get(result, 0))
         and not is_innermost(cut.get(before, 0))
-        for before, made in pairs
+        for before, result in pairs
     )
 
 
@@ -174,7 +174,7 @@ SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.S
 def axis(
     node: Node,
     sliced: NodeLocation,
-    made: Mapping[int, Role],
+    result_roles: Mapping[int, Role],
     sizes: Sequence[Path] = (),
     instead: Mapping[Path, Arg] | None = None,
 ) -> Iterator[Axis]:
@@ -192,7 +192,7 @@ def axis(
             at = dim % len(value.shape)
             positions.append((path, at))
             extents.append(value.shape[at])
-    roles = tuple(_roles(node, made, dict(positions)))
+    roles = tuple(_roles(node, result_roles, dict(positions)))
     for value, role in zip(node.results, roles, strict=True):
         if isinstance(role, int):
             extents.append(value.shape[role])
@@ -202,10 +202,10 @@ def axis(
         yield Axis(unit, tuple(positions), roles, kept, tuple((instead or {}).items()))
 
 
-def _roles(node: Node, made: Mapping[int, Role], positions: Mapping[Path, int]) -> Iterator[Role]:
+def _roles(node: Node, roles: Mapping[int, Role], positions: Mapping[Path, int]) -> Iterator[Role]:
     for index, value in enumerate(node.outputs):
         if value is not None:
-            role = made[index]
+            role = roles[index]
             yield role % len(value.shape) if isinstance(role, int) else role
     written = {argument(node, path): dim for path, dim in positions.items()}
     for before, _ in node.writes:
@@ -215,10 +215,10 @@ def _roles(node: Node, made: Mapping[int, Role], positions: Mapping[Path, int]) 
 def given(node: Node, path: Path) -> Value | None:
     """The tensor at a position; None where there is none."""
     try:
-        found = argument(node, path)
+        arg = argument(node, path)
     except (LookupError, CheckError):
         return None
-    return found if isinstance(found, Value) and found.dtype != "scalar" else None
+    return arg if isinstance(arg, Value) and arg.dtype != "scalar" else None
 
 
 def number(node: Node, position: int, name: str, default: Arg = None) -> Arg:
@@ -227,9 +227,9 @@ def number(node: Node, position: int, name: str, default: Arg = None) -> Arg:
     return dict(node.kwargs).get(name, default)
 
 
-def dims_of(node: Node, position: int, rank: int, name: str = "dim") -> tuple[int, ...]:
+def dims_of(node: Node, position: int, rank: int) -> tuple[int, ...]:
     """Dimensions that an argument names, from the front; all where it names none."""
-    named = number(node, position, name)
+    named = number(node, position, "dim")
     listed = named if isinstance(named, tuple) else () if named is None else (named,)
     dims = tuple(dim % max(1, rank) for dim in listed if isinstance(dim, int))
     return dims or tuple(range(rank))
@@ -305,18 +305,18 @@ NestRule: TypeAlias = Callable[[Node], "Nest | None"]  # None where a rule does 
 
 def by_letters(text: str) -> NestRule:
     """A product by its letters, "mk,kn->mn"; an argument in brackets is added, and has no loop of its own."""
-    given, _, made = text.partition("->")
+    given, _, result_letters = text.partition("->")
     terms = given.split(",")
 
     def rule(node: Node) -> Nest | None:
-        found = [(node.args[at], term) for at, term in enumerate(terms) if not term.startswith("[")]
+        operands = [(node.args[at], term) for at, term in enumerate(terms) if not term.startswith("[")]
         extents: dict[str, int] = {}
         accesses = []
-        for value, term in found:
+        for value, term in operands:
             if not isinstance(value, Value) or len(value.shape) != len(term):
                 return None
             extents |= dict(zip(term, ints(node, value), strict=True))
             accesses.append(Access(value, tuple(((letter, 1),) for letter in term)))
-        return Nest(tuple(NestLoop(name, extent, name not in made) for name, extent in extents.items()), tuple(accesses))
+        return Nest(tuple(NestLoop(name, extent, name not in result_letters) for name, extent in extents.items()), tuple(accesses))
 
     return rule

@@ -63,7 +63,7 @@ def _of_one_element(weight: Value, geometry: tuple[Arg, ...]) -> bool:
 
 def multiplications(node: Node) -> int:
     """Each element of the result is a sum over one kernel; transposed, each element of the input is spread over one."""
-    shape = shape_of(node, 0) if node.args[6] else made_shape(node, 0)
+    shape = shape_of(node, 0) if node.args[6] else made_shape(node)
     return 2 * shape[0] * prod(shape[2:]) * prod(shape_of(node, 1))
 
 
@@ -87,7 +87,7 @@ def convolution_gradients(node: Node) -> int:
 def loops(node: Node) -> Nest | None:
     """x[n, in, ..], weight[out, in of a group, ..]; depthwise where a group has one channel."""
     x, weight, groups = node.args[0], node.args[1], node.args[8]
-    made = made_shape(node, 0)
+    result_shape = made_shape(node)
     if node.args[6] is not False or not isinstance(x, Value) or not isinstance(weight, Value) or not isinstance(groups, int):
         return None
     kernel, given = shape_of(node, 1), shape_of(node, 0)
@@ -96,9 +96,9 @@ def loops(node: Node) -> Nest | None:
         return None
     stride, dilation = _pair(node.args[3], space), _pair(node.args[5], space)
     out = (NestLoop("g", groups), NestLoop("o", kernel[0] // groups)) if groups > 1 else (NestLoop("o", kernel[0]),)
-    positions = tuple(NestLoop(f"y{dim}", extent) for dim, extent in enumerate(made[2:]))
+    positions = tuple(NestLoop(f"y{dim}", extent) for dim, extent in enumerate(result_shape[2:]))
     window = tuple(NestLoop(f"r{dim}", extent, True) for dim, extent in enumerate(kernel[2:]))
-    loops = (NestLoop("n", made[0]), *out, *positions, NestLoop("i", kernel[1], True), *window)
+    loops = (NestLoop("n", result_shape[0]), *out, *positions, NestLoop("i", kernel[1], True), *window)
     channel: Index = (("g", kernel[1]), ("i", 1)) if groups > 1 else (("i", 1),)
     moved = tuple(((f"y{dim}", stride[dim]), (f"r{dim}", dilation[dim])) for dim in range(space))
     first: Index = (("g", kernel[0] // groups), ("o", 1)) if groups > 1 else (("o", 1),)
@@ -108,8 +108,8 @@ def loops(node: Node) -> Nest | None:
 
 def _pair(arg: Arg, count: int) -> tuple[int, ...]:
     """Numbers for each dimension in space; one stands for all."""
-    found = tuple(each for each in arg if isinstance(each, int)) if isinstance(arg, tuple) else ()
-    return found if len(found) == count else (found or (1,)) * count
+    pair = tuple(each for each in arg if isinstance(each, int)) if isinstance(arg, tuple) else ()
+    return pair if len(pair) == count else (pair or (1,)) * count
 
 
 # Backends compute the gradient of the input by one kernel, and those of weight and bias by another.

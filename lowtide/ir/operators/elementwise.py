@@ -17,18 +17,18 @@ def broadcast(node: Node) -> Iterator[Axis]:
     """Results of one shape, to which all arguments are broadcast."""
     if not node.results:
         return
-    made = node.results[0]
-    rank = len(made.shape)
-    if any(value is not None and value.shape != made.shape for value in node.outputs):
+    result = node.results[0]
+    rank = len(result.shape)
+    if any(value is not None and value.shape != result.shape for value in node.outputs):
         return
     for dim in range(rank):
-        sliced: NodeLocation = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, made, dim - rank)}
+        sliced: NodeLocation = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, result, dim - rank)}
         yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim))
 
 
-def _spans(value: Value, made: Value, dim: int) -> bool:
+def _spans(value: Value, result: Value, dim: int) -> bool:
     """Whether an argument has a result's dimension, counted from the back, and is not broadcast along it."""
-    return len(value.shape) >= -dim and value.shape[dim] != 1 and made.shape[dim] != 1
+    return len(value.shape) >= -dim and value.shape[dim] != 1 and result.shape[dim] != 1
 
 
 def pointwise(names: str, **columns: Any) -> Iterator[Operator]:
@@ -131,8 +131,8 @@ def filled(sizes_at: int) -> AxesRule:
     """A tensor of sizes that are given, the same everywhere."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        made = node.outputs[0]
-        for dim in range(len(made.shape) if made is not None else 0):
+        result = node.outputs[0]
+        for dim in range(len(result.shape) if result is not None else 0):
             yield from axis(node, {}, {0: dim}, [(sizes_at, dim)])
 
     return rule
@@ -140,12 +140,12 @@ def filled(sizes_at: int) -> AxesRule:
 
 def strided(node: Node) -> Iterator[Axis]:
     """x, sizes, strides: the outermost dimension in memory, as strides stay what they are."""
-    made = node.outputs[0]
-    if made is None or not all(isinstance(step, int) for step in made.stride):
+    result = node.outputs[0]
+    if result is None or not all(isinstance(step, int) for step in result.stride):
         return
-    dims = [dim for dim, extent in enumerate(made.shape) if extent != 1]
+    dims = [dim for dim, extent in enumerate(result.shape) if extent != 1]
     if dims:
-        dim = max(dims, key=lambda each: made.stride[each])
+        dim = max(dims, key=lambda each: result.stride[each])
         yield from axis(node, {}, {0: dim}, [(1, dim)])
 
 

@@ -136,9 +136,9 @@ def planes(dims: int, sizes: int | None = None) -> AxesRule:
 def columns(node: Node) -> Iterator[Axis]:
     """Windows as columns, and back: [n, c, ..] and [n, c * window, positions], or without n."""
     value = given(node, (0,))
-    made = node.outputs[0]
-    if value is not None and made is not None:
-        for dim in range(min(len(value.shape), len(made.shape)) - 1):
+    result = node.outputs[0]
+    if value is not None and result is not None:
+        for dim in range(min(len(value.shape), len(result.shape)) - 1):
             yield from axis(node, {0: dim}, {0: dim})
 
 

@@ -37,10 +37,10 @@ def embedding_backward(node: Node) -> Iterator[Axis]:
 def index(node: Node) -> Iterator[Axis]:
     """x[i, j, ..]: dimensions that are not looked up, and those of the indices, which are broadcast."""
     value = given(node, (0,))
-    found = _indexed(node)
-    if value is None or found is None:
+    dims = _indexed(node)
+    if value is None or dims is None:
         return
-    looked_up, shared, first = found
+    looked_up, shared, first = dims
     free = [dim for dim in range(len(value.shape)) if dim not in looked_up]
     for dim in free:
         before = sum(each < dim for each in free)
@@ -55,12 +55,12 @@ def index_put(node: Node) -> Iterator[Axis]:
     if value is None or source is None:
         return
     mask = _whole_mask(node, value)
-    found = _indexed(node)
+    dims = _indexed(node)
     if mask is not None and len(source.shape) == 0:
         for dim in range(len(value.shape)):
             yield from axis(node, {0: dim, mask: dim}, {0: dim})
-    elif found is not None:
-        looked_up, shared, first = found
+    elif dims is not None:
+        looked_up, shared, first = dims
         free = [dim for dim in range(len(value.shape)) if dim not in looked_up]
         for position, dim in enumerate(free):
             to = position + (shared if position >= first else 0) - (len(free) + shared)

@@ -106,8 +106,8 @@ def axes_of(node: Node) -> tuple[Axis, ...]:
 def nest_of(node: Node) -> Nest:
     """The loops around an operator. Raises CheckError where a shape is symbolic."""
     rule = row_of(node.op).nest
-    found = None if rule is None else rule(node)
-    return _by_shape(node) if found is None else found
+    nest = None if rule is None else rule(node)
+    return _by_shape(node) if nest is None else nest
 
 
 def _by_shape(node: Node) -> Nest:
@@ -116,8 +116,8 @@ def _by_shape(node: Node) -> Nest:
     shapes = [ints(node, value) for value in (*values, *node.inputs) if value.storage.kind.value not in ("parameter", "buffer")]
     largest = max(shapes, key=prod, default=())
     loops = tuple(NestLoop(f"d{dim}", extent) for dim, extent in enumerate(largest))
-    made = node.outputs[0] if node.outputs and node.outputs[0] is not None else None
-    if made is None or ints(node, made) != largest or row_of(node.op).fusion is not Fusion.ELEMENTWISE:
+    result = node.outputs[0] if node.outputs and node.outputs[0] is not None else None
+    if result is None or ints(node, result) != largest or row_of(node.op).fusion is not Fusion.ELEMENTWISE:
         return Nest(loops)
     return Nest(loops, tuple(Access(value, _broadcast(ints(node, value), len(largest))) for value in node.inputs))
 
@@ -153,9 +153,9 @@ def serving_collectives(nodes: Sequence[Node]) -> Iterator[int]:
     seen = set(stack)
     while stack:
         before = {makers[value] for value in nodes[stack.pop()].inputs if value in makers}
-        found = {index for index in before - seen if nodes[index].op in _PREPARING or row_of(nodes[index].op).view}
-        seen |= found
-        stack.extend(found)
+        preparing = {index for index in before - seen if nodes[index].op in _PREPARING or row_of(nodes[index].op).view}
+        seen |= preparing
+        stack.extend(preparing)
     yield from sorted(seen)
 
 

@@ -29,8 +29,8 @@ def attention_backward(node: Node) -> Iterator[Axis]:
     for dim in (0, 1):
         yield from axis(node, {**dict.fromkeys(range(6), dim), **_mask(node, dim)}, {0: dim, 1: dim, 2: dim})
     if node.args[7] is False:
-        made: dict[int, Role] = {0: 2, 1: SUM, 2: SUM}
-        yield from axis(node, {0: 2, 1: 2, 4: 2, 5: 2, **_mask(node, 2)}, made)
+        roles: dict[int, Role] = {0: 2, 1: SUM, 2: SUM}
+        yield from axis(node, {0: 2, 1: 2, 4: 2, 5: 2, **_mask(node, 2)}, roles)
 
 
 def _mask(node: Node, dim: int) -> dict[Any, int]:
@@ -101,15 +101,15 @@ def einsum(text: str) -> AxesRule:
     An argument in brackets is added, "[mn],mk,kn->mn": it may be broadcast, and there is no axis over what is summed, as every part would
     add it.
     """
-    given_text, _, made = text.partition("->")
+    given_text, _, result_text = text.partition("->")
     terms = given_text.split(",")
 
     def rule(node: Node) -> Iterator[Axis]:
         added = any(term.startswith("[") for term in terms)
         for letter in dict.fromkeys(letter for letter in given_text if letter.isalpha()):
-            if letter in made:
+            if letter in result_text:
                 sliced: NodeLocation = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
-                yield from axis(node, sliced, {0: made.index(letter)})
+                yield from axis(node, sliced, {0: result_text.index(letter)})
             elif not added:
                 yield from axis(node, {at: term.index(letter) for at, term in enumerate(terms) if letter in term}, {0: SUM})
 
@@ -128,11 +128,11 @@ def _place(node: Node, at: int, term: str, letter: str) -> int | None:
 
 def matmul(node: Node) -> Iterator[Axis]:
     """[.., m, k] @ [.., k, n], batches broadcast; a vector on either side has no m, or no n."""
-    one, two, made = given(node, (0,)), given(node, (1,)), node.outputs[0]
-    if one is None or two is None or made is None:
+    one, two, result = given(node, (0,)), given(node, (1,)), node.outputs[0]
+    if one is None or two is None or result is None:
         return
     rows, columns = len(one.shape) > 1, len(two.shape) > 1
-    batch = len(made.shape) - rows - columns
+    batch = len(result.shape) - rows - columns
     for dim in range(batch):
         from_back = dim - batch
         sliced: dict[int, int] = {}
@@ -154,8 +154,8 @@ def linear(node: Node) -> Iterator[Axis]:
     last = len(x.shape) - 1
     for dim in range(last):
         yield from axis(node, {0: dim}, {0: dim})
-    made: dict[int, Role] = {0: last}
-    yield from axis(node, {1: 0, 2: 0}, made)
+    roles: dict[int, Role] = {0: last}
+    yield from axis(node, {1: 0, 2: 0}, roles)
     if bias is None:
         yield from axis(node, {0: last, 1: 1}, {0: SUM})
 
@@ -167,7 +167,7 @@ def matrices(left: int, right: int) -> Count:
 
 def vectors(left: int, right: int) -> Count:
     """`[m, k] @ [k]`, `[k] @ [k]` and `[m] x [n]`: every element of the larger one, or of the result, is a product added up."""
-    return lambda node: 2 * max(prod(shape_of(node, left)), prod(made_shape(node, 0)), prod(shape_of(node, right)))
+    return lambda node: 2 * max(prod(shape_of(node, left)), prod(made_shape(node)), prod(shape_of(node, right)))
 
 
 def _product(name: str, text: str, flops: Count, **columns: Any) -> Operator:

@@ -26,8 +26,8 @@ def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) 
                 to = dim if keeps else dim - sum(each < dim for each in reduced)
                 yield from axis(node, {0: dim}, dict.fromkeys(range(len(node.outputs)), to))
             elif combine is not None:
-                made: dict[int, Role] = {0: combine}
-                yield from axis(node, {0: dim}, made)
+                roles: dict[int, Role] = {0: combine}
+                yield from axis(node, {0: dim}, roles)
 
     return rule
 

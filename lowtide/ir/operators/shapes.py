@@ -19,9 +19,9 @@ def shape_of(node: Node, position: int) -> tuple[int, ...]:
     return ints(node, node.args[position] if position < len(node.args) else None)
 
 
-def made_shape(node: Node, position: int) -> tuple[int, ...]:
-    """The shape of a result. Raises CheckError where it does not exist."""
-    return ints(node, node.outputs[position])
+def made_shape(node: Node) -> tuple[int, ...]:
+    """The shape of the first result. Raises CheckError where it does not exist."""
+    return ints(node, node.outputs[0])
 
 
 def ints(node: Node, value: Arg) -> tuple[int, ...]:

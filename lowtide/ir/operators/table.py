@@ -31,8 +31,8 @@ def row_of(op: str) -> Operator:
     names = dict.fromkeys((op, f"{written}.{op.rpartition('.')[2]}", base, written))
     rows = [ROWS[name] for name in names if name in ROWS]
     unknown = Operator(name=base, draws=Draws.NEVER if op.split(".")[0] in _OWN else Draws.UNKNOWN)
-    found = functools.reduce(_completed, rows) if rows else unknown
-    return replace(found, factorises=True) if _is_linear_algebra(base.rpartition(".")[2]) else found
+    row = functools.reduce(_completed, rows) if rows else unknown
+    return replace(row, factorises=True) if _is_linear_algebra(base.rpartition(".")[2]) else row
 
 
 def forms_of(op: str) -> Operator:

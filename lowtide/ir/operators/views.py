@@ -20,10 +20,10 @@ _TO_END = 2**63 - 1  # the end of a slice that ends where its argument does
 
 def reshape(node: Node) -> Iterator[Axis]:
     """The outermost dimension of each group, see above."""
-    value, made = given(node, (0,)), node.outputs[0]
-    if value is None or made is None or value.dtype != made.dtype:
+    value, result = given(node, (0,)), node.outputs[0]
+    if value is None or result is None or value.dtype != result.dtype:
         return
-    for dim, to in outermost(value.shape, made.shape):
+    for dim, to in outermost(value.shape, result.shape):
         yield from axis(node, {0: dim}, {0: to}, _extents(node, 1, to))
 
 
@@ -36,7 +36,7 @@ def groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[list[int
     """Dimensions of equal products, extents of 1 aside, the outermost first; those up to where it cannot be told."""
     left = [dim for dim, extent in enumerate(before) if extent != 1]
     right = [dim for dim, extent in enumerate(after) if extent != 1]
-    found: list[tuple[list[int], list[int]]] = []
+    pairs: list[tuple[list[int], list[int]]] = []
     while left and right and 0 not in before:
         one, two = [left.pop(0)], [right.pop(0)]
         mine, theirs = before[one[0]], after[two[0]]
@@ -48,9 +48,9 @@ def groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[list[int
                 two.append(right.pop(0))
                 theirs = theirs * after[two[-1]]
             else:
-                return found
-        found.append((one, two))
-    return found
+                return pairs
+        pairs.append((one, two))
+    return pairs
 
 
 def _grows_to(one: Size, two: Size) -> bool:
@@ -86,11 +86,11 @@ def transpose(node: Node) -> Iterator[Axis]:
 
 def expand(node: Node) -> Iterator[Axis]:
     """What is there maps; what is new, or was 1, is made of the whole argument in every part."""
-    value, made = given(node, (0,)), node.outputs[0]
-    if value is None or made is None:
+    value, result = given(node, (0,)), node.outputs[0]
+    if value is None or result is None:
         return
-    new = len(made.shape) - len(value.shape)
-    for to in range(len(made.shape)):
+    new = len(result.shape) - len(value.shape)
+    for to in range(len(result.shape)):
         there = to >= new and value.shape[to - new] != 1
         yield from axis(node, {0: to - new} if there else {}, {0: to}, _extents(node, 1, to))
 
@@ -111,10 +111,10 @@ def without(position: int, names: str = "dim", default: Arg = 0) -> AxesRule:
 
 def kept(node: Node, value: Value, closed: Sequence[int], sizes: int | None = None) -> Iterator[Axis]:
     """An axis for each dimension of the first argument that is not closed; results have them all, or all but those."""
-    made = next(iter(node.results), None)
-    if made is None:
+    result = next(iter(node.results), None)
+    if result is None:
         return
-    fewer = len(made.shape) < len(value.shape)
+    fewer = len(result.shape) < len(value.shape)
     for dim in range(len(value.shape)):
         if dim not in closed:
             to = dim - sum(each < dim for each in closed) if fewer else dim
@@ -136,11 +136,11 @@ def squeeze(node: Node) -> Iterator[Axis]:
 
 
 def _in_order(node: Node, closed: Sequence[int]) -> Iterator[Axis]:
-    value, made = given(node, (0,)), node.outputs[0]
-    if value is None or made is None:
+    value, result = given(node, (0,)), node.outputs[0]
+    if value is None or result is None:
         return
     left = [dim for dim, extent in enumerate(value.shape) if extent != 1]
-    right = [dim for dim, extent in enumerate(made.shape) if extent != 1]
+    right = [dim for dim, extent in enumerate(result.shape) if extent != 1]
     for dim, to in zip(left, right, strict=True):
         if dim not in closed:
             yield from axis(node, {0: dim}, {0: to})
@@ -148,20 +148,20 @@ def _in_order(node: Node, closed: Sequence[int]) -> Iterator[Axis]:
 
 def leading(node: Node) -> Iterator[Axis]:
     """Dimensions that both sides have: the last of one of them is that of a complex number's parts."""
-    value, made = given(node, (0,)), node.outputs[0]
-    if value is not None and made is not None:
-        for dim in range(min(len(value.shape), len(made.shape))):
+    value, result = given(node, (0,)), node.outputs[0]
+    if value is not None and result is not None:
+        for dim in range(min(len(value.shape), len(result.shape))):
             yield from axis(node, {0: dim}, {0: dim})
 
 
 def slice_(node: Node) -> Iterator[Axis]:
     """All dimensions but the one that is cut; that one, too, where nothing is cut off."""
-    value, made = given(node, (0,)), node.outputs[0]
-    if value is None or made is None:
+    value, result = given(node, (0,)), node.outputs[0]
+    if value is None or result is None:
         return
     rank = len(value.shape)
     cut = _int(number(node, 1, "dim", 0)) % rank
-    whole = value.shape[cut] == made.shape[cut] and number(node, 4, "step", 1) == 1
+    whole = value.shape[cut] == result.shape[cut] and number(node, 4, "step", 1) == 1
     for dim in range(rank):
         if dim != cut:
             yield from axis(node, {0: dim}, {0: dim})
@@ -171,10 +171,10 @@ def slice_(node: Node) -> Iterator[Axis]:
 
 def cat(node: Node) -> Iterator[Axis]:
     """All dimensions but the one along which arguments are joined; empty vectors among them are skipped, as torch does."""
-    made = node.outputs[0]
-    if made is None:
+    result = node.outputs[0]
+    if result is None:
         return
-    rank = len(made.shape)
+    rank = len(result.shape)
     joined = _int(number(node, 1, "dim", 0)) % max(1, rank)
     for dim in range(rank):
         if dim != joined:
@@ -189,10 +189,10 @@ def _joined(node: Node, rank: int) -> list[int]:
 
 def stack(node: Node) -> Iterator[Axis]:
     """As cat along a new dimension."""
-    made = node.outputs[0]
-    if made is None:
+    result = node.outputs[0]
+    if result is None:
         return
-    rank = len(made.shape)
+    rank = len(result.shape)
     joined = _int(number(node, 1, "dim", 0)) % rank
     for dim in range(rank - 1):
         yield from axis(node, {(0, at): dim for at in _joined(node, rank - 1)}, {0: dim + (dim >= joined)})
@@ -200,9 +200,9 @@ def stack(node: Node) -> Iterator[Axis]:
 
 def repeat(node: Node) -> Iterator[Axis]:
     """Dimensions that are repeated once."""
-    value, made = given(node, (0,)), node.outputs[0]
+    value, result = given(node, (0,)), node.outputs[0]
     times = node.args[1]
-    if value is None or made is None:
+    if value is None or result is None:
         return
     times = of_kind(tuple, times)
     new = len(times) - len(value.shape)
@@ -215,11 +215,11 @@ def back_from(size_at: int, dim_at: int, fewer: bool) -> AxesRule:
     """The gradient of a view of a part of one dimension, given the whole's sizes: slice_backward, select_backward."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        made = node.outputs[0]
-        if made is None:
+        result = node.outputs[0]
+        if result is None:
             return
-        cut = _int(node.args[dim_at]) % len(made.shape)
-        for dim in range(len(made.shape)):
+        cut = _int(node.args[dim_at]) % len(result.shape)
+        for dim in range(len(result.shape)):
             if dim != cut:
                 yield from axis(node, {0: dim - (fewer and dim > cut)}, {0: dim}, _extents(node, size_at, dim))
 
@@ -228,11 +228,11 @@ def back_from(size_at: int, dim_at: int, fewer: bool) -> AxesRule:
 
 def pad(node: Node) -> Iterator[Axis]:
     """Dimensions that are not padded."""
-    made, amounts = node.outputs[0], node.args[1]
-    if made is None:
+    result, amounts = node.outputs[0], node.args[1]
+    if result is None:
         return
     amounts = of_kind(tuple, amounts)
-    rank = len(made.shape)
+    rank = len(result.shape)
     for dim in range(rank):
         at = 2 * (rank - 1 - dim)
         if all(amount == 0 for amount in amounts[at : at + 2]):

@@ -69,12 +69,12 @@ def steps_of_range(conditions: Sequence[Condition], dimensions: Dimensions, hold
     """
     divisors = {int(each) for condition in conditions for each in _divisors(condition.relation)}
     steps = sorted({lcm(*some) for count in range(1, 4) for some in combinations(sorted(divisors), count)})
-    found: dict[str, int] = {}
+    by_dimension: dict[str, int] = {}
     for each in dimensions:
         if not _has_next(each, 1, holds, point):
             step = next((step for step in steps if _has_next(each, step, holds, point)), None)
-            found |= {} if step is None else {each.name: step}
-    return found
+            by_dimension |= {} if step is None else {each.name: step}
+    return by_dimension
 
 
 def _divisors(relation: Any) -> set[Any]:

@@ -162,15 +162,15 @@ class Varying:
 
         Raises ShapeError where tied extents differ, or where one is out of its range.
         """
-        extents, found = self.extents(shapes), {}
+        extents, point = self.extents(shapes), {}
         for each in self.dimensions:
             extent = extents[each.extent_name]
             number = each.number(extent)
             if number is None:
                 remedy = "stay within, or declare a wider range"
                 raise ShapeError(f"dimension {each.extent_name}: expected {each.extents}, got {extent}: {remedy}")
-            found[each.name] = number
-        return found
+            point[each.name] = number
+        return point
 
     def has(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether all extents are in their ranges. Raises ShapeError where tied ones differ."""
@@ -189,7 +189,7 @@ class Varying:
 
     def extents(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
         """By name, without a look at ranges. Raises ShapeError where tied ones differ."""
-        found: dict[str, VaryingExtent] = {}
+        extents: dict[str, VaryingExtent] = {}
         numbers: dict[str, int] = {}
         for axis in self.axes:
             shape = shapes[axis.leaf]
@@ -197,13 +197,13 @@ class Varying:
                 raise ShapeError(f"dimension {axis.name}: expected a tensor with a dimension {axis.dim} at batch {axis.where}, got {shape}")
             number = shape[axis.dim]
             if numbers.setdefault(axis.name, number) != number:
-                other = found[axis.name]
+                other = extents[axis.name]
                 raise ShapeError(
                     f"dimension {axis.name}: expected equal extents, got {numbers[axis.name]} in dimension {other.dim} of batch "
                     f"{other.where} and {number} in dimension {axis.dim} of batch {axis.where}: they are tied by their name; where they "
                     "may differ, give each a name and a range of its own in `dynamic`"
                 )
-            found.setdefault(axis.name, axis)
+            extents.setdefault(axis.name, axis)
         return numbers
 
 

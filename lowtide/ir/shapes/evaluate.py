@@ -23,8 +23,8 @@ Compiled: TypeAlias = "Callable[..., tuple[int, ...]]"  # of the dimensions' num
 
 def size_at(size: Size, dimensions: Dimensions, point: Mapping[str, int]) -> int:
     """A size at a point. Raises ShapeError for a wrong point, an unknown dimension, or a size that is no whole number there."""
-    (found,) = sizes_at((size,), dimensions, point)
-    return found
+    (number,) = sizes_at((size,), dimensions, point)
+    return number
 
 
 def sizes_at(sizes: Sequence[Size], dimensions: Dimensions, point: Mapping[str, int]) -> tuple[int, ...]:
@@ -40,15 +40,15 @@ def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
     """
     names = {each.name: f"d{position}" for position, each in enumerate(dimensions)}
     entries = [python_text(size, names) for size in sizes]
-    made: Compiled = function_of(tuple(names.values()), f"({''.join(f'{entry}, ' for entry in entries)})")
-    return made
+    function: Compiled = function_of(tuple(names.values()), f"({''.join(f'{entry}, ' for entry in entries)})")
+    return function
 
 
 def function_of(variables: Sequence[str], text: str) -> Callable[..., Any]:
     """A function of these variables, positional, that gives what `python_text` has written."""
     source = f"lambda {', '.join(variables)}: {text}"
-    made: Callable[..., Any] = eval(source, {"__builtins__": {}, "whole": whole, "max": max, "min": min, "divided": divided})
-    return made
+    function: Callable[..., Any] = eval(source, {"__builtins__": {}, "whole": whole, "max": max, "min": min, "divided": divided})
+    return function
 
 
 def python_text(size: Size, names: Mapping[str, str]) -> str:

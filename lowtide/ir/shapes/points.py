@@ -49,21 +49,21 @@ class AtPoint:
         checked_dimensions(graph.dimensions)
         known, nested = {each.name for each in graph.dimensions}, _has_inner(graph)
         symbolic: list[Size] = []
-        found = self._symbolic_sizes(graph)
-        for size in (size for size in found if size not in self._sizes):
+        sizes = self._symbolic_sizes(graph)
+        for size in (size for size in sizes if size not in self._sizes):
             if _names(size) <= known or not nested:
                 symbolic.append(size)
             else:  # of a body that has dimensions of its own
                 numbers = {each.symbol: sympy.Integer(self._point[each.name]) for each in graph.dimensions}
                 self._sizes[size] = canonical(size.xreplace(numbers))
         self._sizes.update(zip(symbolic, sizes_at(symbolic, graph.dimensions, self._point), strict=True))
-        return self._rewriter.graph(graph) if found or graph.dimensions else graph
+        return self._rewriter.graph(graph) if sizes or graph.dimensions else graph
 
     def _symbolic_sizes(self, graph: Graph) -> tuple[sympy.Expr, ...]:
         """The sizes of a graph that are no numbers, each once."""
-        if (found := self._symbolic.get(graph)) is None:
-            found = self._symbolic[graph] = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
-        return found
+        if (sizes := self._symbolic.get(graph)) is None:
+            sizes = self._symbolic[graph] = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
+        return sizes
 
 
 def _names(size: sympy.Expr) -> set[str]:
@@ -142,33 +142,33 @@ class Rewriter:
         )
 
     def value(self, value: Value) -> Value:
-        found = self._values.get(value)
-        if found is None:
+        rewritten = self._values.get(value)
+        if rewritten is None:
             shape, stride = self._sizes(value, value.shape), self._sizes(value, value.stride)
             (offset,), storage = self._sizes(value, (value.offset,)), self._storage(value.storage)
             stays = storage is value.storage and (shape, stride, offset) == (value.shape, value.stride, value.offset)
-            found = value if stays else Value(value.name, storage, value.dtype, shape, stride, offset, value.version)
-            self._values[value] = found
-        return found
+            rewritten = value if stays else Value(value.name, storage, value.dtype, shape, stride, offset, value.version)
+            self._values[value] = rewritten
+        return rewritten
 
     def _storage(self, storage: Storage) -> Storage:
-        found = self._storages.get(storage)
-        if found is None:
+        rewritten = self._storages.get(storage)
+        if rewritten is None:
             (nbytes,) = self._sizes(storage, (storage.nbytes,))
-            found = storage if isinstance(storage.nbytes, int) else Storage(storage.name, nbytes, storage.device, storage.kind)
-            self._storages[storage] = found
-        return found
+            rewritten = storage if isinstance(storage.nbytes, int) else Storage(storage.name, nbytes, storage.device, storage.kind)
+            self._storages[storage] = rewritten
+        return rewritten
 
     def _sizes(self, owner: Storage | Value, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-        found = self._found.get(sizes)
-        if found is None:
-            found = tuple(size if isinstance(size, int) else self._instead[size] for size in sizes)
-            for size, each in zip(sizes, found, strict=True):
+        rewritten = self._found.get(sizes)
+        if rewritten is None:
+            rewritten = tuple(size if isinstance(size, int) else self._instead[size] for size in sizes)
+            for size, each in zip(sizes, rewritten, strict=True):
                 if isinstance(each, int) and each < 0:
                     expected = f"{owner.name}: expected sizes of 0 or more, got {size} = {each}"
                     raise ShapeError(f"{expected}: let the dimensions' ranges begin higher")
-            self._found[sizes] = found
-        return found
+            self._found[sizes] = rewritten
+        return rewritten
 
     def _arg(self, arg: Arg) -> Arg:
         if isinstance(arg, Value):

@@ -212,8 +212,8 @@ def _comment(text: str) -> tuple[deque[str], Source | None]:
     """The clauses of a comment, the source apart: only it holds strings, within which "; " sets nothing apart."""
     if text and not text.startswith("  # "):
         raise FormatError(f"expected a comment ('  # ...') or the end of the line, got {text[:80]!r}")
-    clauses, found, source = text.replace("  # ", "; ", 1).partition("; at ")
-    return deque(clauses.split("; ")[1:]), _source(source) if found else None
+    clauses, separator, source = text.replace("  # ", "; ", 1).partition("; at ")
+    return deque(clauses.split("; ")[1:]), _source(source) if separator else None
 
 
 def _source(text: str) -> Source:

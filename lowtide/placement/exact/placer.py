@@ -109,19 +109,19 @@ class _CapacityHunt:
         """At most this many nodes more; whether there is a better placement or bound."""
         question = self.question = self.question or self._next()
         before = question.nodes
-        said = question.go_on(nodes)
+        answer = question.go_on(nodes)
         self.nodes += question.nodes - before
-        if said in (YES, NO):
+        if answer in (YES, NO):
             self.question = None
-            self._note(question, said == YES)
+            self._note(question, answer == YES)
             return True
         if question.nodes >= self.quota and self.capacity_bytes is None:
             self.hard[question.capacity] = question
             self.question = None
         return False
 
-    def _note(self, question: CapacityQuestion, found: bool) -> None:
-        if found:
+    def _note(self, question: CapacityQuestion, fits: bool) -> None:
+        if fits:
             self._learn(self.cut.offsets(self.problem, question.floor), self.best.lower_bound_bytes)
         else:
             self._learn(self.best.offsets, (question.capacity + 1) * self.cut.unit_bytes)

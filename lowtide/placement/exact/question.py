@@ -55,7 +55,7 @@ class CapacityQuestion:
     def __init__(self, cut: Sections, switches: Switches, capacity: int) -> None:
         self.net, self.switches, self.capacity = cut.net, switches, capacity
         self.seen: SeenStates = new_seen(_SLOTS)
-        self.ranks = {way: _rank(cut.net, way.rank) for way in WAYS}
+        self.ranks = {strategy: _rank(cut.net, strategy.rank) for strategy in WAYS}
         self.fresh = walk_of(cut.net)
         self.weight: dict[TryOrder, NDArray[np.float64]] = {}  # of sections, as each way has learned it
         self.way = WAYS[0]
@@ -83,24 +83,26 @@ class CapacityQuestion:
             until = min(until, self.quota)
         while True:
             may_grow = len(self.seen.words) < _MOST_SLOTS
-            said = int(search(self.net, self.walk, self.stack, self.seen, self.rules, self.capacity, until, may_grow))
-            if said != FULL:
-                return said
+            answer = int(search(self.net, self.walk, self.stack, self.seen, self.rules, self.capacity, until, may_grow))
+            if answer != FULL:
+                return answer
             self._grow()
 
     def _start_anew(self) -> None:
         if self.runs:
             self.done_nodes += int(self.stack.registers[NODES])
             self.weight[self.way] = _FORGET * self.walk.weight + (1 - _FORGET)
-        way = self.way = WAYS[self.runs % len(WAYS)]
+        strategy = self.way = WAYS[self.runs % len(WAYS)]
         self.runs += 1
         self.quota = _FIRST_NODES * luby(self.runs)
-        self.walk: FloorWalk = FloorWalk(*(each.copy() for each in self.fresh._replace(weight=self.weight.get(way, self.fresh.weight))))
+        self.walk: FloorWalk = FloorWalk(
+            *(each.copy() for each in self.fresh._replace(weight=self.weight.get(strategy, self.fresh.weight)))
+        )
         self.stack: PlaceStack = new_stack(self.net)
         on = self.switches
         self.rules = Rules(
             int(on.canonical), int(on.inference), int(on.lifting), int(on.decomposition), int(on.dynamic), int(on.symmetry),
-            int(on.memory), way.weighted, way.filling, self.ranks[way],
+            int(on.memory), strategy.weighted, strategy.filling, self.ranks[strategy],
         )  # fmt: skip
 
     def _grow(self) -> None:

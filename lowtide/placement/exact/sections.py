@@ -133,8 +133,8 @@ def _meetings(low: Ints, high: Ints, first: Ints) -> tuple[Ints, NDArray[np.int3
 
 def _fixed_rows(fixed: Ints, meet_ptr: Ints, meet_ids: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
     row = np.repeat(np.arange(len(fixed)), np.diff(meet_ptr))
-    held = fixed[meet_ids] != FREE
-    row, ids = row[held], meet_ids[held]
+    are_fixed = fixed[meet_ids] != FREE
+    row, ids = row[are_fixed], meet_ids[are_fixed]
     order = np.lexsort((fixed[ids], row))
     return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(fixed)))]), ids[order]
 

@@ -131,12 +131,12 @@ def _fill(row: Any, least: Any, shift: Any, own_us: Any, after: Any, before: Any
 def _steps(best: Any, units: Any, chain: Any) -> Any:
     """The steps of the best plan: choices are made once more, as the table does not hold them."""
     count = len(chain.hand_on)
-    found = [(0, 0, 0) for _ in range(0)]
+    steps = [(0, 0, 0) for _ in range(0)]
     stack = [(0, count - 1, units, -1)]  # blocks s to t in so many units; with an option: the backward pass of s
     while len(stack) > 0:
         s, t, m, chosen = stack.pop()
         if chosen >= 0:
-            found.append((BACKWARD, s, chosen - chain.option_ptr[s]))
+            steps.append((BACKWARD, s, chosen - chain.option_ptr[s]))
             continue
         least_us = np.inf
         choice, split = -1, -1
@@ -159,12 +159,12 @@ def _steps(best: Any, units: Any, chain: Any) -> Any:
                 least_us, split = us, middle
         if split >= 0:
             for block in range(s, split):
-                found.append((HAND_ON, block, -1))
+                steps.append((HAND_ON, block, -1))
             stack.append((s, split - 1, m, -1))
             stack.append((split, t, m - chain.handed[s, split], -1))
             continue
-        found.append((FORWARD, s, choice - chain.option_ptr[s]))
+        steps.append((FORWARD, s, choice - chain.option_ptr[s]))
         stack.append((s, t, m, choice))
         if s < t:
             stack.append((s + 1, t, m - chain.checkpoint[choice], -1))
-    return found
+    return steps

@@ -130,7 +130,7 @@ def _alive(made_at: Positions, read_at: Positions, sizes: Bytes, end: int) -> By
 @kernel
 def _valleys(levels: Any, idle: Any, rise: Any) -> Positions:
     """The lowest position of each valley whose walls on both sides are at least `rise` times as high; of equals the least idle."""
-    found = np.empty(len(levels), np.int64)
+    valleys = np.empty(len(levels), np.int64)
     count, low, high, falling = 0, 0, levels[0], True
     for position in range(len(levels)):
         level = levels[position]
@@ -138,21 +138,21 @@ def _valleys(levels: Any, idle: Any, rise: Any) -> Positions:
             if level < levels[low] or (level == levels[low] and idle[position] < idle[low]):
                 low = position
             elif level > rise * levels[low]:
-                found[count] = low
+                valleys[count] = low
                 count += 1
                 falling, high = False, level
         else:
             high = max(high, level)
             if level * rise < high:
                 falling, low = True, position
-    return found[:count]
+    return valleys[:count]
 
 
 def _low(cuts: Positions, alive: Bytes) -> Positions:
     """The cuts without those that hand on much more than both their neighbours."""
     handed = np.concatenate([[np.inf], alive[cuts], [np.inf]])
-    found: Positions = cuts[alive[cuts] <= _STEEP * np.maximum(handed[:-2], handed[2:])]
-    return found
+    low: Positions = cuts[alive[cuts] <= _STEEP * np.maximum(handed[:-2], handed[2:])]
+    return low
 
 
 def _with_backward_pieces(starts: Positions, made_at: Positions, read_at: Positions, forward_at: Positions, end: int) -> Positions:

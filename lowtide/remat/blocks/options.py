@@ -73,8 +73,8 @@ def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), eff
     random, most = np.random.default_rng(0), effort.most
     for _ in range(effort.rounds):
         every = -(-len(best) * effort.rounds // effort.calls(block))
-        found = [sequence for option in best[::every] if (sequence := _improved(block, option, random, effort)) is not None]
-        best = _unbeaten([*best, *_distinct(found, block)])
+        sequences = [sequence for option in best[::every] if (sequence := _improved(block, option, random, effort)) is not None]
+        best = _unbeaten([*best, *_distinct(sequences, block)])
     while len(best) > most:
         best = [*best[: most // 2], *best[most // 2 :: 2]]
     return best
@@ -89,14 +89,14 @@ def _unbeaten(options: Sequence[Option]) -> list[Option]:
 def _unbeaten_rows(costs: NDArray[np.float64]) -> list[int]:
     """The rows that no other beats or equals in every column, ascending; of equals the first."""
     order = np.lexsort(costs.T[::-1])
-    found: list[int] = order[_unbeaten_mask(costs[order])].tolist()
-    return found
+    rows: list[int] = order[_unbeaten_mask(costs[order])].tolist()
+    return rows
 
 
 @kernel
 def _unbeaten_mask(costs: Any) -> Any:
     """By row of an ascending list, whether none before is as good in every column."""
-    best, found, count = np.empty(len(costs), np.int64), np.zeros(len(costs), np.bool_), 0
+    best, unbeaten, count = np.empty(len(costs), np.int64), np.zeros(len(costs), np.bool_), 0
     for row in range(len(costs)):
         beaten = False
         for each in range(count):
@@ -105,9 +105,9 @@ def _unbeaten_mask(costs: Any) -> Any:
                 as_good = as_good and costs[best[each], column] <= costs[row, column]
             beaten = beaten or as_good
         if not beaten:
-            best[count], found[row] = row, True
+            best[count], unbeaten[row] = row, True
             count += 1
-    return found
+    return unbeaten
 
 
 def _sequences(block: BlockProblem, effort: OptionEffort) -> Iterator[Ints]:
@@ -125,9 +125,9 @@ def _sequences(block: BlockProblem, effort: OptionEffort) -> Iterator[Ints]:
         if (checkpoint_bytes, limit_bytes, weights) in known:
             continue
         known.add((checkpoint_bytes, limit_bytes, weights))
-        found = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_room_for(block, checkpoint_bytes, limit_bytes))
-        if found is not None:
-            yield found.sequence
+        evicted = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_room_for(block, checkpoint_bytes, limit_bytes))
+        if evicted is not None:
+            yield evicted.sequence
 
 
 def forward_twice(block: BlockProblem) -> Ints:
@@ -154,16 +154,16 @@ def _improved(block: BlockProblem, option: Option, random: np.random.Generator, 
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
     limit_bytes = _limit_bytes(block, option)
     weights, reserve = effort.weights[random.integers(len(effort.weights))], _room_for(block, option.checkpoint_bytes, limit_bytes)
-    found = evict(block.problem, np.delete(option.sequence, gone), limit_bytes, weights, reserve=reserve)
-    return None if found is None else found.sequence
+    evicted = evict(block.problem, np.delete(option.sequence, gone), limit_bytes, weights, reserve=reserve)
+    return None if evicted is None else evicted.sequence
 
 
 def _combined(block: BlockProblem, pieces: Sequence[Sequence[Option]]) -> list[Option]:
     """Each choice of one option for each part, as options of the whole: those that no other seems to beat."""
-    found = [_JoinedOptions((), 0, 0, 0, 0.0)]
+    joined_options = [_JoinedOptions((), 0, 0, 0, 0.0)]
     for options in pieces:
-        found = _unbeaten_wholes([whole.then(option) for whole in found for option in options])
-    return [option_of(block, _joined(block, whole.options)) for whole in found if whole.options]
+        joined_options = _unbeaten_wholes([whole.then(option) for whole in joined_options for option in options])
+    return [option_of(block, _joined(block, whole.options)) for whole in joined_options if whole.options]
 
 
 @dataclass(frozen=True, eq=False)

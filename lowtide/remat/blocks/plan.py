@@ -82,7 +82,7 @@ class BlockPlan:
     def handed(self) -> NDArray[np.int64]:
         """[blocks + 1, blocks + 1] the bytes made in blocks from s on and alive for the forward pass at the start of block k."""
         blocks, count = self.blocks, self.blocks.count
-        found = np.zeros((count + 1, count + 1), np.int64)
+        handed_bytes = np.zeros((count + 1, count + 1), np.int64)
         sizes = self.problem.problem.tensor_bytes
         born = np.searchsorted(blocks.starts, blocks.made_at, side="right") - 1
         dies = np.searchsorted(blocks.starts, blocks.forward_at, side="right") - 1  # the last block that reads it forward
@@ -91,8 +91,8 @@ class BlockPlan:
         np.add.at(by_span, (born[inside], dies[inside]), sizes[inside])
         for start in range(count + 1):
             for at in range(start + 1, count + 1):
-                found[start, at] = by_span[start:at, at:].sum()
-        return found
+                handed_bytes[start, at] = by_span[start:at, at:].sum()
+        return handed_bytes
 
     def rest(self) -> tuple[list[int], list[int]]:
         """By block: bytes that no forward pass makes, alive before the backward pass, and through it though it does not touch them."""

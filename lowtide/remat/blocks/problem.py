@@ -75,11 +75,11 @@ class _BlockCut:
     def read_between(self, begin: int, end: int) -> NDArray[np.bool_]:
         """Whether runs from one position to before another read these tensors."""
         readers = self.whole.problem.readers
-        found = np.zeros(len(self.tensors), np.bool_)
+        between = np.zeros(len(self.tensors), np.bool_)
         for index in np.flatnonzero(self.by_forward & (self.read >= begin)):
             positions = self.position_of[_row(readers, self.tensors[index])]
-            found[index] = bool(((positions >= begin) & (positions < end)).any())
-        return found
+            between[index] = bool(((positions >= begin) & (positions < end)).any())
+        return between
 
     def block_problem(self) -> BlockProblem:
         base = self.whole.problem
@@ -140,20 +140,20 @@ class _BlockCut:
     def limited(self) -> list[bool]:
         """By node of this problem, whether anything writes over what it reads."""
         own, ptr = self.nodes, self.whole.limits.ptr
-        found: list[bool] = ((own >= 0) & (ptr[own + 1] > ptr[own])).tolist()
-        return found
+        limited: list[bool] = ((own >= 0) & (ptr[own + 1] > ptr[own])).tolist()
+        return limited
 
     def limits_of(self, node: int) -> list[int]:
         """The nodes of this problem once which have run the node may not be repeated; the boundary stands for those of other blocks."""
-        found = set()
+        limits = set()
         for position in self.position_of[_row(self.whole.limits, node)].tolist():
             if self.begin <= position < self.end:
-                found.add(position - self.begin)
+                limits.add(position - self.begin)
             elif self.late <= position < self.last:
-                found.add(self.boundary + 1 + position - self.late)
+                limits.add(self.boundary + 1 + position - self.late)
             elif 0 <= position < self.late:
-                found.add(self.boundary)
-        return sorted(found)
+                limits.add(self.boundary)
+        return sorted(limits)
 
 
 def _row(rows: Rows, index: Any) -> Ints:

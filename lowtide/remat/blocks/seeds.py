@@ -56,8 +56,8 @@ def warm_up_seeds() -> None:
     for _ in range(_WARMED_UP):
         tasks += [Task("", (tensor,), (tensor - 1,)), Task("", (tensor + 1,), (tensor,))]
         tensor += 2
-    for made in range(tensor - 2, 0, -2):
-        tasks.append(Task("", (tensor,), (tensor - 1, made)))
+    for earlier in range(tensor - 2, 0, -2):
+        tasks.append(Task("", (tensor,), (tensor - 1, earlier)))
         tensor += 1
     sizes = [8 if 0 < each <= 2 * _WARMED_UP and each % 2 else 1 for each in range(tensor)]
     count = len(tasks)
@@ -80,22 +80,22 @@ class _Planned:
 
     def ways(self, order: Ints) -> Iterator[Plans]:
         """The ways to plan along an order, each made when it is wanted first."""
-        found = self._found.setdefault(order.tobytes(), [])
+        plans = self._found.setdefault(order.tobytes(), [])
         for position in count():
             with self._lock:
-                if position == len(found) and not self._more(order, found):
+                if position == len(plans) and not self._more(order, plans):
                     return
-            yield found[position]
+            yield plans[position]
 
-    def _more(self, order: Ints, found: list[Plans]) -> bool:
+    def _more(self, order: Ints, plans: list[Plans]) -> bool:
         """Whether there was one more way to find. What is interrupted is begun again next time."""
         key = order.tobytes()
-        before, coming = len(found), self._coming.pop(key, None)
+        before, coming = len(plans), self._coming.pop(key, None)
         if coming is None:
-            coming = islice(_ways_to_plan(self._problem, prompt(self._problem, order), self._options), len(found), None)
-        found.extend(islice(coming, 1))
+            coming = islice(_ways_to_plan(self._problem, prompt(self._problem, order), self._options), len(plans), None)
+        plans.extend(islice(coming, 1))
         self._coming[key] = coming
-        return len(found) > before
+        return len(plans) > before
 
 
 def _ways_to_plan(problem: RematProblem, order: Ints, options: KnownOptions) -> Iterator[Plans]:

@@ -113,8 +113,8 @@ def evict(
         sequence, now, work.tensors, work.nodes, work.start_us, by_steps, by_bytes,
         work.ones if bias is None else bias.store, work.roles, work.scores, work.heap, work.ids, work.no_uses, work.out,
     )  # fmt: skip
-    found, made = _evict(state, problem.records[0])
-    return EvictionResult(made, work.roles.copy()) if found else None
+    fits, entries = _evict(state, problem.records[0])
+    return EvictionResult(entries, work.roles.copy()) if fits else None
 
 
 class _Work:
@@ -187,8 +187,8 @@ def _evict(state: Any, fresh: Any) -> tuple[bool, Any]:
         state.base, state.now, state.tensors, state.nodes, state.start_us, state.by_steps, state.by_bytes, state.by_store,
         state.roles, state.scores, state.heap, state.ids, uses, state.out,
     )  # fmt: skip
-    found = _all_steps(ready)
-    return found, _written(state.out, state.now[0].count if found else 0)
+    fits = _all_steps(ready)
+    return fits, _written(state.out, state.now[0].count if fits else 0)
 
 
 @kernel(inner=True)
@@ -197,12 +197,12 @@ def _written(out: Any, count: Any) -> Any:
     kept = 0
     for position in range(count):
         kept += out[position].needed
-    made, kept = np.empty(kept, np.int32), 0
+    sequence, kept = np.empty(kept, np.int32), 0
     for position in range(count):
         if out[position].needed:
-            made[kept] = out[position].code
+            sequence[kept] = out[position].code
             kept += 1
-    return made
+    return sequence
 
 
 @kernel(borrows=True)

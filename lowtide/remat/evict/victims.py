@@ -65,25 +65,25 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
     if state.now[0].looks > state.now[0].most_looks:
         return False
     now, tensors, nodes, scores, heap = state.now, state.tensors, state.nodes, state.scores, state.heap
-    found = _candidates(step, again, before, state)
-    heapify(heap, found, scores)
+    count = _candidates(step, again, before, state)
+    heapify(heap, count, scores)
     while not has_room(need, now):
-        if found == 0 or scores[heap[0]] == np.inf:
+        if count == 0 or scores[heap[0]] == np.inf:
             return False
         position = heap[0]
         tensor = tensors[position].candidate
         if tensors[position].way == _UNKNOWN:
             later = next_use(tensor, step, again, tensors, state.uses)
-            cost, way = _price(tensor, later, now, tensors, nodes, state.ids)
-            tensors[position].way = way
-            scores[position] = _score(cost, tensor, later - step, state) if way != _DEAD else np.inf
+            cost, restoring = _price(tensor, later, now, tensors, nodes, state.ids)
+            tensors[position].way = restoring
+            scores[position] = _score(cost, tensor, later - step, state) if restoring != _DEAD else np.inf
         else:
             later = next_use(tensor, step, again, tensors, state.uses)
             if not _evict(tensor, tensors[position].way, later, state.roles, now, tensors, nodes, state.out):
                 return False
-            found -= 1
-            heap[0] = heap[found]
-        sift_down(heap, 0, found, scores)
+            count -= 1
+            heap[0] = heap[count]
+        sift_down(heap, 0, count, scores)
     return True
 
 
@@ -91,7 +91,7 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
 def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
     now, tensors, nodes, uses, scores, roles = state.now, state.tensors, state.nodes, state.uses, state.scores, state.roles
-    found = 0
+    count = 0
     now[0].looks += now[0].members
     for position in range(now[0].members):
         tensor = tensors[position].member
@@ -100,16 +100,16 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
             continue
         later = next_use(tensor, step, again, tensors, uses)
         if later < 0:
-            scores[found], tensors[found].candidate, tensors[found].way = -1.0, tensor, _DEAD
-            found += 1
+            scores[count], tensors[count].candidate, tensors[count].way = -1.0, tensor, _DEAD
+            count += 1
         elif later > before:
             cost = _at_least(tensor, later, now, tensors, nodes)
             if cost < np.inf:
-                scores[found] = _score(cost, tensor, later - step, state)
-                tensors[found].candidate, tensors[found].way = tensor, _UNKNOWN
+                scores[count] = _score(cost, tensor, later - step, state)
+                tensors[count].candidate, tensors[count].way = tensor, _UNKNOWN
                 roles[tensor] = max(roles[tensor], WEIGHED)
-                found += 1
-    return found
+                count += 1
+    return count
 
 
 @kernel(borrows=True)
@@ -133,32 +133,32 @@ def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> fl
 @kernel(borrows=True)
 def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
     """What it costs to evict and restore a tensor, and in which way; `_DEAD` where there is none."""
-    cost, way = 0.0, _DEAD
+    cost, restoring = 0.0, _DEAD
     each = tensors[tensor]
     if each.producer >= 0:
         remake = remake_us(each.producer, later, now, tensors, nodes, ids)
         if remake >= 0:
-            cost, way = remake, _REMAKE
+            cost, restoring = remake, _REMAKE
     if not each.storable:
-        return cost, way
+        return cost, restoring
     load = now[0].load_weight * each.load_us
     if each.host != NOTHING:
         drop = max(each.stored_us - now[0].clock, 0.0) + load
-        if way == _DEAD or drop <= cost:
-            cost, way = drop, _DROP
+        if restoring == _DEAD or drop <= cost:
+            cost, restoring = drop, _DROP
     elif now[0].store_above < np.inf:
         swap = max(now[0].to_host - now[0].clock, 0.0) + each.store_us + load
-        if way == _DEAD or swap < cost:
-            cost, way = swap, _SWAP
-    return cost, way
+        if restoring == _DEAD or swap < cost:
+            cost, restoring = swap, _SWAP
+    return cost, restoring
 
 
 @kernel(borrows=True)
-def _evict(tensor: Any, way: Any, later: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+def _evict(tensor: Any, restoring: Any, later: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Evict a tensor that is wanted at a later step; False where the sequence has become too long."""
-    if way == _SWAP and not store(tensor, now, tensors, nodes, out):
+    if restoring == _SWAP and not store(tensor, now, tensors, nodes, out):
         return False
-    if way in (_DROP, _SWAP):
+    if restoring in (_DROP, _SWAP):
         each = tensors[tensor]
         now[0].clock = max(now[0].clock, each.stored_us)
         if each.host != DROPPED:
@@ -167,7 +167,7 @@ def _evict(tensor: Any, way: Any, later: Any, roles: Any, now: Any, tensors: Any
         _is_away(tensor, later, now, tensors)
         if not emit(code_of(DROP, tensor, len(nodes) - 1), now, out):
             return False
-    if way != _DEAD:
+    if restoring != _DEAD:
         roles[tensor] = CHOSEN
     free(tensor, now, tensors)
     return True

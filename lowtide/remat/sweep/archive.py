@@ -24,11 +24,11 @@ class Recipe:
 
     def digest(self, problem: int, limit_bytes: int) -> bytes:
         """Of all that decides what comes out: two recipes of one digest make one schedule."""
-        found = blake2b(_named(self.weights), digest_size=16)
-        found.update(b"%d %d" % (problem, limit_bytes))
+        digest = blake2b(_named(self.weights), digest_size=16)
+        digest.update(b"%d %d" % (problem, limit_bytes))
         for array in (self.base, *(() if self.bias is None else (self.bias.keep, self.bias.store))):
-            found.update(array.tobytes())
-        return found.digest()
+            digest.update(array.tobytes())
+        return digest.digest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ class Helper:
     """Makes something of each item of a list, every second by a thread of its own where that is wanted and there is a processor for it."""
 
     def __init__(self, wanted: bool) -> None:
-        self._pool = ThreadPoolExecutor(1) if wanted and _processors() > 1 else None
+        self._pool = ThreadPoolExecutor(1) if wanted and processors() > 1 else None
 
     def __enter__(self) -> Helper:
         return self
@@ -88,7 +88,8 @@ class Helper:
             yield function(item) if other is None else other.result()
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -150,15 +151,15 @@ def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
     plain.beside, swapping.beside = swapping, plain
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(plain.done)
-        found = swapping.done(other)
-        plain.stopped |= found.interrupted
+        merged = swapping.done(other)
+        plain.stopped |= merged.interrupted
         try:
-            found.merge(other.result())
+            merged.merge(other.result())
         except KeyboardInterrupt:
             plain.stopped = True
-            found.merge(other.result())
-            found.interrupted = True
-    return found
+            merged.merge(other.result())
+            merged.interrupted = True
+    return merged
 
 
 class _SweepSearch:
@@ -272,10 +273,10 @@ class _SweepSearch:
         near = self.archive.points[0]
         leanest = near.problem, self.problems[near.problem].codes.runs_in(near.sequence)
         resting = {which for which, left in self.resting.items() if left > 0}
-        found = self.seed_from(limit, [*self.bases(lambda which: which not in resting), leanest])
-        if not found and resting:
-            found = self.seed_from(limit, self.bases(lambda which: which in resting))
-        return found | self.repeat_near(limit)
+        seeded = self.seed_from(limit, [*self.bases(lambda which: which not in resting), leanest])
+        if not seeded and resting:
+            seeded = self.seed_from(limit, self.bases(lambda which: which in resting))
+        return seeded | self.repeat_near(limit)
 
     def bases(self, wanted: Callable[[int], bool]) -> list[tuple[int, Ints]]:
         return [(which, order) for which, orders in enumerate(self.orders) if wanted(which) for order in orders]
@@ -293,8 +294,8 @@ class _SweepSearch:
     def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[ScoreWeights]]]) -> dict[int, float]:
         """Evict from orders under rules: by problem the least time that was found."""
         least: dict[int, float] = {}
-        for found in self.attempts(limit, [(which, Recipe(base, weights)) for which, base, rules in drawn for weights in rules]):
-            least[found.problem] = min(least.get(found.problem, math.inf), found.time_us)
+        for point in self.attempts(limit, [(which, Recipe(base, weights)) for which, base, rules in drawn for weights in rules]):
+            least[point.problem] = min(least.get(point.problem, math.inf), point.time_us)
         return least
 
     def repeat_near(self, limit: int) -> bool:
@@ -310,10 +311,10 @@ class _SweepSearch:
         runs = self.runs + (self.sweep.max_runs - self.runs) // turns
         while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
             before = self.archive.states
-            found = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
+            best = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
             stale = stale + _AT_ONCE if self.archive.states == before else 0
-            if found.time_us <= point.time_us:
-                point = found
+            if best.time_us <= point.time_us:
+                point = best
 
     def around(self, point: Point) -> list[tuple[int, Recipe]]:
         return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
@@ -331,14 +332,14 @@ class _SweepSearch:
             which, recipe = each
             return evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
 
-        found: list[Point] = []
-        for (which, recipe), made in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
+        points: list[Point] = []
+        for (which, recipe), point_made in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
             if self.over():
                 break
-            self.count(len(recipe.base if made is None else made.sequence))
-            if made is not None:
-                found.append(self.see(which, made.sequence, recipe, made.roles))
-        return found
+            self.count(len(recipe.base if point_made is None else point_made.sequence))
+            if point_made is not None:
+                points.append(self.see(which, point_made.sequence, recipe, point_made.roles))
+        return points
 
     def count(self, runs: int) -> None:
         self.archive.states += 1

@@ -70,32 +70,32 @@ def _reading(uses: Uses, node: Node, value: Value, again: Value) -> Iterator[Nod
     swapped: dict[Value, Value] = {}
     for seen in (each for each in node.inputs if each.storage is value.storage):
         before, after = value, again
-        for look in _looks(uses, value, seen) or ():
-            made = look.results[0]
-            new = replace(made, name=uses.name(f"{made.name}_again"), storage=again.storage)
-            yield replace(_with(look, {before: after}), outputs=(new,), after=())
-            before, after = made, new
+        for view in _looks(uses, value, seen) or ():
+            result = view.results[0]
+            new = replace(result, name=uses.name(f"{result.name}_again"), storage=again.storage)
+            yield replace(_with(view, {before: after}), outputs=(new,), after=())
+            before, after = result, new
         swapped[seen] = after
     yield _with(node, swapped)
 
 
 def _looks(uses: Uses, value: Value, seen: Value) -> list[Node] | None:
     """The views that lead from a value to another one on its storage; None where they do not begin there."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     while seen is not value:
         node = uses.makers.get(seen)
         if node is None or not is_view(node) or len(node.inputs) != 1 or len(node.outputs) != 1:
             return None
-        found.insert(0, node)
+        nodes.insert(0, node)
         seen = node.inputs[0]
-    return found
+    return nodes
 
 
 def _unseen(uses: Uses, value: Value, readers: Collection[Node]) -> list[Node]:
     """The views that nothing but these and one another reads."""
     gone = set(readers)
     for view in reversed(uses.views[value.storage]):
-        if all(user in gone for made in view.results for user in uses.users[made]):
+        if all(user in gone for result in view.results for user in uses.users[result]):
             gone.add(view)
     return [view for view in uses.views[value.storage] if view in gone]
 
@@ -117,12 +117,12 @@ _THRESHOLD_BACKWARD = "aten.threshold_backward.default"
 def rectified_as_bits(uses: Uses) -> Iterator[Match]:
     """threshold_backward(g, y, 0) -> masked(g, pack_positive(y)), where the backward pass reads y for nothing else."""
     for node in uses.nodes_of(_THRESHOLD_BACKWARD):
-        gradient, y, made = node.args[0], node.args[1], node.outputs[0]
-        if node.args[2] != 0 or not isinstance(y, Value) or not isinstance(gradient, Value) or made is None:
+        gradient, y, result = node.args[0], node.args[1], node.outputs[0]
+        if node.args[2] != 0 or not isinstance(y, Value) or not isinstance(gradient, Value) or result is None:
             continue
         if uses.read_by_backward(y.storage) != [node] or not uses.is_forward(y) or not is_dense(y):
             continue
-        if layout(gradient) != layout(y) or layout(made) != layout(y):
+        if layout(gradient) != layout(y) or layout(result) != layout(y):
             continue
         bits = _bits(uses, y)
         packed = Node("lowtide.pack_positive.default", (y,), (bits,), source=uses.makers[y].source)
@@ -183,8 +183,8 @@ def _batch(uses: Uses, maker: Node) -> Value | None:
     return None if any(before.storage is given.storage for node in uses.graph.nodes for before, _ in node.writes) else given
 
 
-def _converted(given: Value, made: Value) -> Node:
-    return Node(CONVERTS, (given,), (made,), (("dtype", Atom("dtype", made.dtype)),))
+def _converted(given: Value, result: Value) -> Node:
+    return Node(CONVERTS, (given,), (result,), (("dtype", Atom("dtype", result.dtype)),))
 
 
 def _smallest(bounds: Bounds) -> str | None:
@@ -194,8 +194,8 @@ def _smallest(bounds: Bounds) -> str | None:
 def _bounds(uses: Uses, value: Value) -> Bounds | None:
     """Between what every number of a value lies, by the narrowest that is known; None where nothing is."""
     early = [node for node in uses.readers[value.storage] if not is_backward(node)]
-    found = [made_within(uses.makers[value], value), *(refused_beyond(node, value) for node in early)]
-    return min((each for each in found if each is not None), key=lambda each: each[1] - each[0], default=None)
+    bounds = [made_within(uses.makers[value], value), *(refused_beyond(node, value) for node in early)]
+    return min((each for each in bounds if each is not None), key=lambda each: each[1] - each[0], default=None)
 
 
 _OWN_SCORES = "lowtide.cross_entropy_backward"
@@ -205,14 +205,14 @@ def gradients_of_scores(uses: Uses) -> Iterator[Match]:
     """Of losses over rows of scores, [rows, classes]."""
     for node in uses.nodes_of("aten._log_softmax_backward_data.default"):
         back, logs, dim, _ = node.args
-        first, made = uses.maker(back, "aten.nll_loss_backward.default"), node.outputs[0]
-        if first is None or made is None or not isinstance(back, Value) or not isinstance(logs, Value):
+        first, result = uses.maker(back, "aten.nll_loss_backward.default"), node.outputs[0]
+        if first is None or result is None or not isinstance(back, Value) or not isinstance(logs, Value):
             continue
         alone = uses.users[back] == [node] and back.storage not in uses.kept and first.args[1] is logs
-        rows = len(logs.shape) == 2 and dim in (1, -1) and all(is_row_by_row(each) for each in (logs, made))
-        if alone and rows and layout(logs) == layout(made) == layout(back) and not uses.written_between(first, node):
+        rows = len(logs.shape) == 2 and dim in (1, -1) and all(is_row_by_row(each) for each in (logs, result))
+        if alone and rows and layout(logs) == layout(result) == layout(back) and not uses.written_between(first, node):
             inplace = ((logs, f"{_OWN_SCORES}_.default"),) if logs in uses.makers and logs.storage not in uses.kept else ()
-            at_once = Node(f"{_OWN_SCORES}.default", first.args, (made,), after=_after(first, node), inplace=inplace, source=node.source)
+            at_once = Node(f"{_OWN_SCORES}.default", first.args, (result,), after=_after(first, node), inplace=inplace, source=node.source)
             yield Match({first: (), node: (at_once,)}, back.storage)
 
 
@@ -235,16 +235,21 @@ def threshold_before_pooling(uses: Uses) -> Iterator[Match]:
         pool, gradient, x = uses.maker(backward.args[7], _POOL), backward.args[0], backward.args[1]
         if pool is None or pool.args[0] is not x or _same(pool, backward) is None or not isinstance(gradient, Value):
             continue
-        pooled, made, spread = pool.outputs[0], _made(threshold), _made(backward)
-        if pooled is None or layout(pooled) != layout(gradient) or layout(made) != layout(spread) or _made(backward) in uses.graph.outputs:
+        pooled, threshold_result, spread = pool.outputs[0], _made(threshold), _made(backward)
+        if (
+            pooled is None
+            or layout(pooled) != layout(gradient)
+            or layout(threshold_result) != layout(spread)
+            or _made(backward) in uses.graph.outputs
+        ):
             continue
-        let_through = uses.fresh(made, f"{made.name}_pooled", made.dtype, pooled.shape)
+        let_through = uses.fresh(threshold_result, f"{threshold_result.name}_pooled", threshold_result.dtype, pooled.shape)
         if layout(let_through) != layout(gradient):
             continue
         early = replace(
             threshold, args=(gradient, pooled, *threshold.args[2:]), outputs=(let_through,), inplace=_taking(threshold, gradient)
         )
-        late = replace(backward, args=(let_through, *backward.args[1:]), outputs=(made,))
+        late = replace(backward, args=(let_through, *backward.args[1:]), outputs=(threshold_result,))
         assert isinstance(x, Value)
         yield Match({backward: (), threshold: (early, late)}, x.storage, x.storage)  # it is read for its shape, still
 
@@ -282,9 +287,9 @@ def _dtype(uses: Uses, x: Value, window: tuple[Arg, ...]) -> str | None:
 
 
 def _made(node: Node) -> Value:
-    made = node.outputs[0]
-    assert made is not None, "nothing else reads it"
-    return made
+    result = node.outputs[0]
+    assert result is not None, "nothing else reads it"
+    return result
 
 
 def _same(pool: Node, backward: Node) -> tuple[Arg, ...] | None:
@@ -350,7 +355,7 @@ def _multiplies(node: Node, mask: Value) -> bool:
     """Whether a node multiplies something else, of the same layout, by the mask, and nothing more."""
     if node.op != _TIMES or node.kwargs or node.writes or mask not in node.args:
         return False
-    x, made = node.args[0] if node.args[1] is mask else node.args[1], node.outputs[0]
-    if not isinstance(x, Value) or x.storage is mask.storage or made is None:
+    x, result = node.args[0] if node.args[1] is mask else node.args[1], node.outputs[0]
+    if not isinstance(x, Value) or x.storage is mask.storage or result is None:
         return False
-    return layout(x) == layout(mask) == layout(made)
+    return layout(x) == layout(mask) == layout(result)

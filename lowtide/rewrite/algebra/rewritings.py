@@ -48,9 +48,9 @@ class AppliedRule:
 
     @property
     def saved_bytes(self) -> int:
-        found = sum(each.nbytes for each in (self.held, *self.beside)) - (self.now.nbytes if self.now is not None else 0)
-        assert isinstance(found, int), "rules rewrite graphs of numbers"
-        return found
+        saved = sum(each.nbytes for each in (self.held, *self.beside)) - (self.now.nbytes if self.now is not None else 0)
+        assert isinstance(saved, int), "rules rewrite graphs of numbers"
+        return saved
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +82,10 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
 
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
     """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
-    found = rewritten_with(
+    rewriting = rewritten_with(
         graph, {(applied_rule.rule, applied_rule.held.name): applied_rule.cost_us for applied_rule in at_point.applied_rules}
     )
-    return found if len(found.applied_rules) == len(at_point.applied_rules) else None
+    return rewriting if len(rewriting.applied_rules) == len(at_point.applied_rules) else None
 
 
 def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Rewriting:
@@ -151,13 +151,13 @@ def _costs(graph: Graph, whole: Algebra, times_of: TimesOf) -> Mapping[_Key, flo
 def _paid(whole: Algebra, cost_us: Mapping[_Key, float]) -> set[_Key]:
     """The places that take less time, and of the others those that this pays for: first what takes least for a byte."""
     saved = {_key(*applied): _applied_rule(applied, 0.0).saved_bytes for applied in whole.applied}
-    found: set[_Key] = set()
+    keys: set[_Key] = set()
     total_us = 0.0
     for key in sorted(cost_us, key=lambda each: (max(0.0, cost_us[each]) / max(1, saved[each]), cost_us[each])):
         if total_us + cost_us[key] <= 0:
-            found.add(key)
+            keys.add(key)
             total_us += cost_us[key]
-    return found
+    return keys
 
 
 def _of(done: Algebra, cost_us: Mapping[_Key, float]) -> Rewriting:
@@ -173,12 +173,12 @@ def _applied_rule(applied: Applied, cost_us: float) -> AppliedRule:
 
 def _spared(applied_rules: Sequence[AppliedRule], plan: Contents) -> dict[AppliedRule, bool]:
     """Whether what was held would be there at the step that would then be the peak, and is not."""
-    found = lives(plan)
-    ends = {storage.name: (start, end) for storage, (_, start, end) in found.items()}
+    lives_of_storages = lives(plan)
+    ends = {storage.name: (start, end) for storage, (_, start, end) in lives_of_storages.items()}
     made_at = {value.name: step for step, index in enumerate(plan.order) for value in plan.graph.nodes[index].results}
     spans = {applied_rule: _missing(applied_rule, ends, made_at) for applied_rule in applied_rules}
     change = np.zeros(len(plan.order) + 1, np.int64)
-    for nbytes, start, end in (*found.values(), *((applied_rule.saved_bytes, *span) for applied_rule, span in spans.items())):
+    for nbytes, start, end in (*lives_of_storages.values(), *((applied_rule.saved_bytes, *span) for applied_rule, span in spans.items())):
         change[start] += nbytes
         change[end] -= nbytes
     footprints = change.cumsum()[:-1] + np.array([plan.workspace_bytes[index] for index in plan.order], np.int64)

@@ -58,13 +58,13 @@ def _is_product(uses: Uses, value: Value, node: Node) -> bool:
 
 def _added_product(uses: Uses, maker: Node, node: Node, other: Value) -> Iterator[Node]:
     """The nodes in the place of the sum: what it is added to seen as the product lies, the product, the sum seen as it was."""
-    made, result = maker.results[0], node.results[0]
-    if made.shape == result.shape:
+    product, result = maker.results[0], node.results[0]
+    if product.shape == result.shape:
         yield _multiplied(maker, node, other, result)
         return
-    seen = replace(other, name=uses.name(f"{other.name}_seen"), shape=made.shape, stride=made.stride)
-    flat = replace(result, name=uses.name(f"{result.name}_flat"), shape=made.shape, stride=made.stride)
-    yield Node("aten.view.default", (other, made.shape), (seen,), source=node.source)
+    seen = replace(other, name=uses.name(f"{other.name}_seen"), shape=product.shape, stride=product.stride)
+    flat = replace(result, name=uses.name(f"{result.name}_flat"), shape=product.shape, stride=product.stride)
+    yield Node("aten.view.default", (other, product.shape), (seen,), source=node.source)
     yield _multiplied(maker, node, seen, flat)
     yield Node("aten.view.default", (flat, result.shape), (result,), source=node.source)
 
@@ -108,13 +108,13 @@ def layer_norm_from_result(uses: Uses) -> Iterator[Match]:
         forward = uses.maker(rstd, "aten.native_layer_norm.default")
         if forward is None or forward.args[0] is not x or any(each is not None for each in weights) or mask != (True, False, False):
             continue
-        y, made = forward.outputs[0], node.outputs[0]
-        if y is None or made is None or not isinstance(x, Value) or not isinstance(gradient, Value) or not uses.is_forward(x):
+        y, result = forward.outputs[0], node.outputs[0]
+        if y is None or result is None or not isinstance(x, Value) or not isinstance(gradient, Value) or not uses.is_forward(x):
             continue
-        if not all(is_row_by_row(each) and layout(each) == layout(y) for each in (x, gradient, made)):
+        if not all(is_row_by_row(each) and layout(each) == layout(y) for each in (x, gradient, result)):
             continue
         if uses.read_by_backward(x.storage) == [node] and uses.read_by_backward(y.storage) and x.storage is not y.storage:
-            late = replace(node, op="lowtide.layer_norm_backward.default", args=(gradient, y, rstd), outputs=(made,), inplace=())
+            late = replace(node, op="lowtide.layer_norm_backward.default", args=(gradient, y, rstd), outputs=(result,), inplace=())
             yield Match({node: (late,)}, x.storage)
 
 
@@ -158,14 +158,14 @@ def _is_by_dimension(sizes: Arg, x: Value) -> bool:
 def _added(read: Sequence[Value], geometry: Sequence[Arg]) -> tuple[int, ...] | None:
     """By dimension, how much longer what the convolution read is than what the transposed one makes; None where that is no number."""
     gradient, x, weight = (value.shape[2:] for value in read)
-    found = []
+    sums = []
     for sizes in zip(x, gradient, weight, *(each for each in geometry if isinstance(each, tuple)), strict=True):
         numbers = [each for each in sizes if isinstance(each, int)]
         if len(numbers) < len(sizes):
             return None
         there, here, kernel, step, pad, apart = numbers
-        found.append(there - ((here - 1) * step - 2 * pad + apart * (kernel - 1) + 1))
-    return tuple(found)
+        sums.append(there - ((here - 1) * step - 2 * pad + apart * (kernel - 1) + 1))
+    return tuple(sums)
 
 
 _CONVOLUTION = "aten.convolution.default"
@@ -181,12 +181,12 @@ class _Layer:
     bias: Arg
     shape: tuple[int, ...]  # of a factor for each channel, as it multiplies the weight
 
-    def again(self, weight: Value, bias: Value, made: Value) -> Node:
+    def again(self, weight: Value, bias: Value, result: Value) -> Node:
         if self.node.op == _CONVOLUTION:
             op, args = self.node.op, (self.node.args[0], weight, bias, *self.node.args[3:])
         else:
             op, args = "aten.addmm.default", (bias, self.node.args[forms_of(self.node.op).weight_of_rows - 1], weight)
-        return replace(self.node, op=op, args=args, outputs=(made,), inplace=())
+        return replace(self.node, op=op, args=args, outputs=(result,), inplace=())
 
 
 def folded_into_convolutions(uses: Uses) -> Iterator[Match]:
@@ -201,12 +201,12 @@ def folded_into_products(uses: Uses) -> Iterator[Match]:
 
 def _places(uses: Uses, is_layer: Callable[[str], bool]) -> Iterator[Match]:
     for norm in [node for node in uses.graph.nodes if forms_of(node.op).epsilon and _is_given(node)]:
-        held = norm.args[0]
-        maker = uses.makers_of.get(held.storage) if isinstance(held, Value) else None
+        layer_result = norm.args[0]
+        maker = uses.makers_of.get(layer_result.storage) if isinstance(layer_result, Value) else None
         layer = _layer(maker) if maker is not None and is_layer(maker.op) else None
-        if layer is not None and isinstance(held, Value) and _fits(uses, norm, held, layer):
-            gone = dict.fromkeys((layer.node, *uses.views[held.storage]), ())
-            yield Match({**gone, norm: tuple(_folded(uses, norm, layer))}, held.storage)
+        if layer is not None and isinstance(layer_result, Value) and _fits(uses, norm, layer_result, layer):
+            gone = dict.fromkeys((layer.node, *uses.views[layer_result.storage]), ())
+            yield Match({**gone, norm: tuple(_folded(uses, norm, layer))}, layer_result.storage)
 
 
 def _layer(node: Node) -> _Layer | None:
@@ -226,32 +226,32 @@ def _is_given(norm: Node) -> bool:
     return not norm.writes and (norm.op != "aten.native_batch_norm.default" or norm.args[5] is False)
 
 
-def _fits(uses: Uses, norm: Node, held: Value, layer: _Layer) -> bool:
+def _fits(uses: Uses, norm: Node, normed: Value, layer: _Layer) -> bool:
     """Whether nothing else reads what the layer makes, both have as many channels, and all that counts is of one type."""
-    made, result = layer.node.outputs[0], norm.outputs[0]
-    if made is None or result is None or uses.readers[made.storage] != [norm] or made.storage in uses.kept:
+    layer_result, result = layer.node.outputs[0], norm.outputs[0]
+    if layer_result is None or result is None or uses.readers[layer_result.storage] != [norm] or layer_result.storage in uses.kept:
         return False
     beside: list[Storage] = [value.storage for value in norm.outputs[1:] if value is not None]
     if any(uses.readers[storage] or storage in uses.kept for storage in beside) or None in norm.args[3:5]:
         return False
-    lie_alike = len({(value.dtype, value.shape, value.stride) for value in (made, held, result)}) == 1
+    lie_alike = len({(value.dtype, value.shape, value.stride) for value in (layer_result, normed, result)}) == 1
     given = [value for value in (layer.weight, layer.bias, *norm.args[1:5]) if isinstance(value, Value)]
     vectors = [value for value in given if value is not layer.weight]
     fixed = is_row_by_row(layer.weight) if layer.node.op == _CONVOLUTION else is_dense(layer.weight)
-    channels = made.shape[1]
-    one_type = all(value.dtype == made.dtype for value in given) and all(value.shape == (channels,) for value in vectors)
+    channels = layer_result.shape[1]
+    one_type = all(value.dtype == layer_result.dtype for value in given) and all(value.shape == (channels,) for value in vectors)
     return lie_alike and fixed and one_type and not uses.written_between(layer.node, norm)
 
 
 def _folded(uses: Uses, norm: Node, layer: _Layer) -> Iterator[Node]:
     """The nodes that make the weight, the bias, and with them the layer's result."""
-    made, (_, gamma, beta, mean, var, *_) = norm.results[0], norm.args
-    named = f"{made.name}_folded"
+    result, (_, gamma, beta, mean, var, *_) = norm.results[0], norm.args
+    named = f"{result.name}_folded"
     assert isinstance(var, Value)
     steps: list[Node] = []
 
     def step(op: str, *args: Arg, like: Value = var) -> Value:
-        new = uses.fresh(made, named, like.dtype, like.shape)
+        new = uses.fresh(result, named, like.dtype, like.shape)
         steps.append(Node(op, args, (replace(new, stride=like.stride),), source=norm.source))
         return steps[-1].results[0]
 
@@ -266,4 +266,4 @@ def _folded(uses: Uses, norm: Node, layer: _Layer) -> Iterator[Node]:
     shift = step("aten.mul.Tensor", shift, scale)
     bias = step("aten.neg.default", shift) if beta is None else step("aten.sub.Tensor", beta, shift)
     yield from steps
-    yield layer.again(weight, bias, made)
+    yield layer.again(weight, bias, result)

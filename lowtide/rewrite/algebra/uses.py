@@ -31,38 +31,35 @@ class Uses:
     @cached_property
     def readers(self) -> dict[Storage, list[Node]]:
         """The nodes that do more than look at a storage, in program order."""
-        found: defaultdict[Storage, list[Node]] = defaultdict(list)
-        for node in self.graph.nodes:
-            if not is_view(node):
-                for storage in dict.fromkeys(value.storage for value in node.inputs):
-                    found[storage].append(node)
-        return found
+        return self._by_storage(node for node in self.graph.nodes if not is_view(node))
 
     @cached_property
     def views(self) -> dict[Storage, list[Node]]:
         """The nodes that only look at a storage, in program order."""
-        found: defaultdict[Storage, list[Node]] = defaultdict(list)
-        for node in self.graph.nodes:
-            if is_view(node):
-                for storage in dict.fromkeys(value.storage for value in node.inputs):
-                    found[storage].append(node)
-        return found
+        return self._by_storage(node for node in self.graph.nodes if is_view(node))
+
+    def _by_storage(self, nodes: Iterable[Node]) -> dict[Storage, list[Node]]:
+        storages: defaultdict[Storage, list[Node]] = defaultdict(list)
+        for node in nodes:
+            for storage in dict.fromkeys(value.storage for value in node.inputs):
+                storages[storage].append(node)
+        return storages
 
     @cached_property
     def users(self) -> dict[Value, list[Node]]:
         """The nodes that read a value, views included, in program order."""
-        found: defaultdict[Value, list[Node]] = defaultdict(list)
+        users: defaultdict[Value, list[Node]] = defaultdict(list)
         for node in self.graph.nodes:
             for value in node.inputs:
-                found[value].append(node)
-        return found
+                users[value].append(node)
+        return users
 
     @cached_property
     def makers_of(self) -> dict[Storage, Node]:
-        found: dict[Storage, Node] = {}
+        makers: dict[Storage, Node] = {}
         for value, node in self.makers.items():
-            found.setdefault(value.storage, node)
-        return found
+            makers.setdefault(value.storage, node)
+        return makers
 
     @cached_property
     def place(self) -> dict[Node, int]:
@@ -76,11 +73,11 @@ class Uses:
 
     @cached_property
     def _writes(self) -> dict[Storage, list[int]]:
-        found: defaultdict[Storage, list[int]] = defaultdict(list)
+        writes: defaultdict[Storage, list[int]] = defaultdict(list)
         for place, node in enumerate(self.graph.nodes):
             for before, _ in node.writes:
-                found[before.storage].append(place)
-        return found
+                writes[before.storage].append(place)
+        return writes
 
     def nodes_of(self, op: str) -> list[Node]:
         return [node for node in self.graph.nodes if node.op == op]

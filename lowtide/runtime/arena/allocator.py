@@ -203,9 +203,9 @@ class Allocator:
 _CALL = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p)
 
 
-def _drop(drop: Any, made: ctypes.c_void_p) -> None:
-    if made.value is not None:
-        drop(made.value)
+def _drop(drop: Any, allocation: ctypes.c_void_p) -> None:
+    if allocation.value is not None:
+        drop(allocation.value)
 
 
 def _refuse(answer: ctypes.c_int) -> NoReturn:

@@ -64,8 +64,8 @@ def opened(path: Path, *, tries: bool = True) -> Any:
     """A library, loaded and tried, with the types of its functions: ctypes takes everything for an int. Raises NativeError."""
     try:
         library = ctypes.CDLL(str(path))
-        for name, held, result, *arguments in _FUNCTIONS:
-            make = ctypes.PYFUNCTYPE if held else ctypes.CFUNCTYPE
+        for name, holds_lock, result, *arguments in _FUNCTIONS:
+            make = ctypes.PYFUNCTYPE if holds_lock else ctypes.CFUNCTYPE
             setattr(library, f"lowtide_{name}", make(result, *arguments)((f"lowtide_{name}", library)))
     except (OSError, AttributeError) as error:
         raise NativeError(f"the library that was built does not load ({error})") from error
@@ -76,11 +76,11 @@ def opened(path: Path, *, tries: bool = True) -> Any:
 
 def _works(library: Any) -> bool:
     """Whether it makes an arena and lets it go."""
-    made = ctypes.c_void_p()
-    if library.lowtide_region(64, ctypes.byref(made)) or not made.value:
+    allocation = ctypes.c_void_p()
+    if library.lowtide_region(64, ctypes.byref(allocation)) or not allocation.value:
         return False
-    fine = library.lowtide_region_base(made) % 64 == 0 and library.lowtide_region_live(made) == 0
-    library.lowtide_region_drop(made)
+    fine = library.lowtide_region_base(allocation) % 64 == 0 and library.lowtide_region_live(allocation) == 0
+    library.lowtide_region_drop(allocation)
     return bool(fine)
 
 

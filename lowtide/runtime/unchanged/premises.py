@@ -42,9 +42,9 @@ class SettingsCheck:
         """Whether what `read` finds in the slots now is of the same sort."""
         if not all(isinstance(read(slot), (int, float)) for slot in self.numbers):
             return False
-        for slot, look in self.tensors:
+        for slot, layout in self.tensors:
             item = read(slot)
-            if not isinstance(item, torch.Tensor) or not looks_like(item, look):
+            if not isinstance(item, torch.Tensor) or not looks_like(item, layout):
                 return False
         return True
 
@@ -56,10 +56,10 @@ def _look(value: Value) -> tuple[Any, ...]:
 class BesideWatch:
     """The places that a program has read, as they were when this was made."""
 
-    def __init__(self, found: places.Beside) -> None:
-        self._found = found
+    def __init__(self, beside: places.Beside) -> None:
+        self._found = beside
         self._tokens = self._looked()
-        self._sealed: _Sealed | None = _Sealed(found.places, self._contents)
+        self._sealed: _Sealed | None = _Sealed(beside.places, self._contents)
 
     def holds(self) -> bool:
         """Whether a program that has read them then reads the same now."""
@@ -91,12 +91,12 @@ class BesideWatch:
 class _Sealed:
     """The objects that lie in places, and in containers there."""
 
-    def __init__(self, found: tuple[Position, ...], contents: ContentWatch) -> None:
-        direct = [place for place in found if _is_direct(place.holder)]
+    def __init__(self, positions: tuple[Position, ...], contents: ContentWatch) -> None:
+        direct = [place for place in positions if _is_direct(place.holder)]
         self._holders = [place.holder for place in direct]
         self._attributes = ["cell_contents" if isinstance(place.holder, CellType) else place.name for place in direct]
         self._items = [place.now() for place in direct]
-        pairs = [(place, list(place.tables())) for place in found if not _is_direct(place.holder)]
+        pairs = [(place, list(place.tables())) for place in positions if not _is_direct(place.holder)]
         there = [(table, place.name) for place, tables in pairs for table, has in tables if has]
         absent = [(table, place.name) for place, tables in pairs for table, has in tables if not has]
         self._tables, self._names = [table for table, _ in there], [name for _, name in there]
@@ -128,8 +128,8 @@ def _is_direct(holder: Any) -> bool:
 
 def _is_kept_elsewhere(place: Position, tables: Sequence[tuple[Mapping[str, Any], bool]]) -> bool:
     """Whether no table holds what lies there: a name in it may stand for what an object keeps by itself, as `__slots__` do."""
-    held = next((table[place.name] for table, has in tables if has), places.ABSENT)
-    return not tables or held is not place.now()
+    item = next((table[place.name] for table, has in tables if has), places.ABSENT)
+    return not tables or item is not place.now()
 
 
 class Premises:
@@ -140,10 +140,10 @@ class Premises:
 
     def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
         self._caller, self._reads, self.beside = caller, reads, BesideWatch(beside)
-        look = CallerState(caller, reads)
-        self._locations = look.locations
-        self._watch: Watch | None = look.watched()
-        self.unwatched = [*look.unwatched, *self.beside.unwatched]  # places that hold too much
+        state = CallerState(caller, reads)
+        self._locations = state.locations
+        self._watch: Watch | None = state.watched()
+        self.unwatched = [*state.unwatched, *self.beside.unwatched]  # places that hold too much
 
     def holds(self) -> bool:
         """Whether a program that was captured then is right now."""
@@ -151,11 +151,11 @@ class Premises:
             return False
         if self._watch is not None and self._watch.same():
             return True
-        look = CallerState(self._caller, self._reads)
-        if look.locations != self._locations:
+        state = CallerState(self._caller, self._reads)
+        if state.locations != self._locations:
             self._watch = None  # it would keep what is gone alive
             return False
-        self._watch = look.watched()
+        self._watch = state.watched()
         return True
 
     def unmoved(self) -> bool:

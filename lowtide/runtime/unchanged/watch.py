@@ -43,8 +43,8 @@ def switches() -> tuple[Any, ...]:
 
 def meaning() -> tuple[Any, ...]:
     """The positions of those that choose what is computed, not by which kernels alone."""
-    found = torch.get_default_dtype(), torch._C._len_torch_function_stack()
-    return (*found, *map(_cast, _AUTOCAST_DEVICES)) if torch._C._is_any_autocast_enabled() else found
+    state = torch.get_default_dtype(), torch._C._len_torch_function_stack()
+    return (*state, *map(_cast, _AUTOCAST_DEVICES)) if torch._C._is_any_autocast_enabled() else state
 
 
 def _cast(device: str) -> torch.dtype | None:

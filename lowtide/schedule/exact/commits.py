@@ -88,17 +88,17 @@ def _touched(net: DownsetNet, walk: DownsetWalk, since: Any) -> Any:
                 last = _note(walk, walk.left_sum[tensor], queue, last)
         if last == TOUCHED:
             break
-    first, found = 0, 0
+    first, count = 0, 0
     while first < last:
         node = queue[first]
         first += 1
         if walk.position[node] >= 0:
-            queue[found] = node
-            found += 1
+            queue[count] = node
+            count += 1
             continue
         for entry in range(net.pred_ptr[node], net.pred_ptr[node + 1]):
             last = _note(walk, np.int64(net.pred_ids[entry]), queue, last)
-    return queue[:found]
+    return queue[:count]
 
 
 @kernel(inner=True)

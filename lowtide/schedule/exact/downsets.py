@@ -76,8 +76,8 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> DownsetNet:
         started = problem.kept
         pins = pins + given
     else:
-        made = np.where(given, 0, 1)
-        opener = Rows(np.concatenate([[0], np.cumsum(made)]).astype(np.int32), problem.producer[~given])
+        makers = np.where(given, 0, 1)
+        opener = Rows(np.concatenate([[0], np.cumsum(makers)]).astype(np.int32), problem.producer[~given])
         started = given
         pins = pins + problem.kept
     pins = np.where(problem.uses == 0, 0, pins)  # of no tensor that outlives a step

@@ -49,24 +49,24 @@ class Exact:
         """Better and better orders and bounds, the latest after each chunk of effort."""
         began = time.monotonic()
         first = self.first.solve(problem)
-        found = scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes, stats=_NO_EFFORT)
-        yield found
-        if found.status is Status.FEASIBLE:
-            cut = cut_bound_bytes(problem, found.order, max_cuts=self.max_cuts)
-            found = scheduled(problem, found.order, self, bound_bytes=cut.bound_bytes, stats=_NO_EFFORT)
-            yield found
-        if found.status is not Status.FEASIBLE:
+        schedule = scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes, stats=_NO_EFFORT)
+        yield schedule
+        if schedule.status is Status.FEASIBLE:
+            cut = cut_bound_bytes(problem, schedule.order, max_cuts=self.max_cuts)
+            schedule = scheduled(problem, schedule.order, self, bound_bytes=cut.bound_bytes, stats=_NO_EFFORT)
+            yield schedule
+        if schedule.status is not Status.FEASIBLE:
             return
         hunt = _BoundHunt(problem, self)
         resident = problem.resident_bytes
-        while found.status is Status.FEASIBLE and hunt.may_go_on and time.monotonic() - began < self.max_seconds:
-            bound, order = hunt.go_on(found.lower_bound_bytes - resident, found.peak_bytes - resident)
-            if bound > found.lower_bound_bytes - resident or order is not None:
-                found = scheduled(
-                    problem, found.order if order is None else order, self, bound_bytes=max(bound + resident, found.lower_bound_bytes),
-                    stats=hunt.stats,
+        while schedule.status is Status.FEASIBLE and hunt.may_go_on and time.monotonic() - began < self.max_seconds:
+            bound, order = hunt.go_on(schedule.lower_bound_bytes - resident, schedule.peak_bytes - resident)
+            if bound > schedule.lower_bound_bytes - resident or order is not None:
+                schedule = scheduled(
+                    problem, schedule.order if order is None else order, self,
+                    bound_bytes=max(bound + resident, schedule.lower_bound_bytes), stats=hunt.stats,
                 )  # fmt: skip
-            yield replace(found, stats=hunt.stats)  # after each chunk, whether or not it found any: whoever listens may have had enough
+            yield replace(schedule, stats=hunt.stats)  # after each chunk, whether or not it found any: whoever listens may have had enough
 
 
 class _Side:
@@ -97,9 +97,9 @@ class _Side:
         """YES, NO, or PAUSED after some effort more."""
         states, moves, may_grow = self.states + _CHUNK, self.moves + _CHUNK_MOVES, True
         while True:
-            said = int(search(self.net, self.walk, self.stack, self.table, self.bound_bytes, states, moves, may_grow))
-            if said != FULL:
-                return said
+            answer = int(search(self.net, self.walk, self.stack, self.table, self.bound_bytes, states, moves, may_grow))
+            if answer != FULL:
+                return answer
             may_grow = self._grow()
 
     @property
@@ -149,11 +149,11 @@ class _BoundHunt:
         if not low <= self.bound_bytes < high:
             self._turn_to(self._next(low, high))
         for side in self.sides:
-            said = side.go_on()
-            if said == YES:
+            answer = side.go_on()
+            if answer == YES:
                 self.bound_bytes = -1
                 return low, side.order()
-            if said == NO:
+            if answer == NO:
                 self.bound_bytes = -1
                 return min(side.proven_bytes, high), None
         self.spent += _CHUNK

@@ -126,18 +126,18 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
     At most so many variants of kernels count, whether they are measured now or were before.
     """
     trial, choosing = Trial.of(staged.stages, staged.target), Choices.of(staged.stages, staged.body, staged.known)
-    asked: dict[str, KernelAlternative] = {}
+    trials: dict[str, KernelAlternative] = {}
 
     def note(variants: Sequence[KernelAlternative], by_model: int) -> int:
         wanted = {trial.key(variant): variant for variant in variants} if most else {}
-        if len(asked | wanted) <= most:
-            asked.update(wanted)
+        if len(trials | wanted) <= most:
+            trials.update(wanted)
         return by_model
 
     by_model = choosing.numbers(JOINS, note)
-    if not asked:
+    if not trials:
         return by_model
-    known = _times_ns(staged, trial, asked, placing)
+    known = _times_ns(staged, trial, trials, placing)
 
     def fastest(variants: Sequence[KernelAlternative], by_model: int) -> int:
         times = [known.get(trial.key(variant), 0) for variant in variants]
@@ -147,13 +147,13 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
     return choosing.numbers(JOINS, fastest)
 
 
-def _times_ns(staged: StagedBody, trial: Trial, asked: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:
+def _times_ns(staged: StagedBody, trial: Trial, trials: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:
     """What these variants take, by key: measured before, or now."""
     known = {**_known, **_cache().load()}
-    wanted = {key: variant for key, variant in asked.items() if key not in known}
+    wanted = {key: variant for key, variant in trials.items() if key not in known}
     if wanted:
         known |= _measured(staged, trial, wanted, placing)
-    return {key: known[key] for key in asked}
+    return {key: known[key] for key in trials}
 
 
 def _measured(staged: StagedBody, trial: Trial, wanted: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:

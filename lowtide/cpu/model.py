@@ -66,16 +66,16 @@ def machine_of(flops_per_us: float, memory_bytes_per_us: float, threads: int = 1
 
 def _cache_bytes(folder: Path) -> tuple[int, ...]:
     """Sizes of the data caches, nearest first; nothing where the system does not tell."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     try:
         for index in sorted(folder.glob("index*")):
             if (index / "type").read_text().strip() in ("Data", "Unified"):
                 size = re.fullmatch(r"(\d+)([KM]?)", (index / "size").read_text().strip())
                 if size is not None:
-                    found[int((index / "level").read_text())] = int(size[1]) * _UNITS[size[2]]
+                    sizes[int((index / "level").read_text())] = int(size[1]) * _UNITS[size[2]]
     except (OSError, ValueError):
         return ()
-    return tuple(size for _, size in sorted(found.items()))
+    return tuple(size for _, size in sorted(sizes.items()))
 
 
 _SIMPLE_FLOPS = 2.0  # an element of a simple operator, by the count of arithmetic
@@ -91,9 +91,9 @@ class Model:
 
     def alone_us(self, part: Part) -> float:
         """The time of a part by itself. Raises CheckError where a shape is symbolic."""
-        weights, given, made = _bytes(part)
-        footprint = weights + given + made
-        moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + made, given + made)
+        weights, given, result_bytes = _bytes(part)
+        footprint = weights + given + result_bytes
+        moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + result_bytes, given + result_bytes)
         return self._arithmetic_us(part) + moved / self.threads + self._barrier_us
 
     def joined_us(self, parts: Sequence[Part], shape: Shape) -> float | None:
@@ -101,13 +101,13 @@ class Model:
         if not self.exists(parts, shape.scheme):
             return None
         weights = sum(_bytes(part)[0] for part in parts)
-        given, made = _bytes(parts[0])[1], _bytes(parts[-1])[2]
+        given, result_bytes = _bytes(parts[0])[1], _bytes(parts[-1])[2]
         beside = sum(_bytes(part)[1] for part in parts[1:]) - sum(_bytes(part)[2] for part in parts[:-1])
         between = 2 * sum(_bytes(part)[2] for part in parts[:-1])
         near = shape.ring_bytes + weights if shape.scheme is Scheme.ROWS else shape.ring_bytes
         moved = self.machine.moving_us(between, near)
-        moved += self.machine.moving_us(given + max(0, beside) + made * (2 * shape.passes - 1), given + made)
-        moved += self.machine.moving_us(given * (shape.passes - 1), given + made)
+        moved += self.machine.moving_us(given + max(0, beside) + result_bytes * (2 * shape.passes - 1), given + result_bytes)
+        moved += self.machine.moving_us(given * (shape.passes - 1), given + result_bytes)
         moved += self.machine.moving_us(weights * shape.rows * self.threads, near)
         *first, last = [self._arithmetic_us(part) for part in parts]
         return sum(first) * shape.repeated + last + moved / self.threads + self._barrier_us

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lowtide.api.running.variant import Variant
+from lowtide.api.variant import Variant
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
@@ -115,21 +115,21 @@ def verified(variant: Variant, inputs: Sequence[Any]) -> Verification:
     """The deviations of one step's results; `inputs` are what the program reads, of which nothing is changed."""
     captured, plan = variant.captured, variant.decision
     results = captured.graph.outputs[: len(captured.graph.outputs) - len(captured.assigned)]
-    asked = [*results, *captured.gradients]
+    wanted = [*results, *captured.gradients]
     drawn = [value for node in captured.graph.nodes if is_random(node) for value in node.outputs if value is not None]
-    eager = _run(variant, replace(captured.graph, outputs=(*asked, *drawn)), _copies(inputs))
-    right, unknown = _in_double(variant, asked, inputs, dict(zip(drawn, eager[len(asked) :], strict=True)))
-    made = {value for node in plan.graph.nodes for value in node.results} | set(plan.graph.inputs)
-    there = [position for position, value in enumerate(asked) if position < len(results) or value in made]
-    outputs = (*plan.graph.outputs[: len(results)], *(asked[position] for position in there[len(results) :]))
+    eager = _run(variant, replace(captured.graph, outputs=(*wanted, *drawn)), _copies(inputs))
+    right, unknown = _in_double(variant, wanted, inputs, dict(zip(drawn, eager[len(wanted) :], strict=True)))
+    values_of_plan = {value for node in plan.graph.nodes for value in node.results} | set(plan.graph.inputs)
+    there = [position for position, value in enumerate(wanted) if position < len(results) or value in values_of_plan]
+    outputs = (*plan.graph.outputs[: len(results)], *(wanted[position] for position in there[len(results) :]))
     own = dict(zip(there, _run(variant, replace(plan.graph, outputs=outputs), _copies(inputs), plan.order), strict=True))
     names = [*_names(len(results), variant.program.gradients), *(f"gradient of {name}" for name in captured.trained)]
-    found = {position: _deviation(names[position], own[position], eager[position], right[position]) for position in there}
-    kept = {position: each for position, each in found.items() if each is not None}
+    deviations = {position: _deviation(names[position], own[position], eager[position], right[position]) for position in there}
+    kept = {position: each for position, each in deviations.items() if each is not None}
     return Verification(
         tuple(each for position, each in kept.items() if position < len(results)),
         tuple(each for position, each in kept.items() if position >= len(results)),
-        tuple(captured.trained[position - len(results)] for position in range(len(results), len(asked)) if position not in own),
+        tuple(captured.trained[position - len(results)] for position in range(len(results), len(wanted)) if position not in own),
         unknown,
     )
 
@@ -160,19 +160,19 @@ def _distance(one: torch.Tensor, other: torch.Tensor, unit: torch.Tensor) -> flo
     return math.inf if math.isnan(away) else away / norm if norm else (math.inf if away else 0.0)
 
 
-def _in_double(variant: Variant, asked: Sequence[Value], inputs: Sequence[Any], drawn: Mapping[Value, Any]) -> tuple[list[Any], str]:
+def _in_double(variant: Variant, wanted: Sequence[Value], inputs: Sequence[Any], drawn: Mapping[Value, Any]) -> tuple[list[Any], str]:
     """The captured program's results in double precision, with these random numbers; else nothing, and why."""
     graph = variant.captured.graph
     nodes = tuple(_widened(node) for node in graph.nodes if not any(value in drawn for value in node.outputs))
     kept = {node for node in graph.nodes if not any(value in drawn for value in node.outputs)}
     new = dict(zip((node for node in graph.nodes if node in kept), nodes, strict=True))
     nodes = tuple(replace(node, after=tuple(new[each] for each in node.after if each in new)) for node in nodes)
-    wide = Graph((*graph.inputs, *drawn), nodes, tuple(asked), graph.dimensions)
+    wide = Graph((*graph.inputs, *drawn), nodes, tuple(wanted), graph.dimensions)
     try:
         return _run(variant, wide, [*_copies(inputs, wide=True), *(_copies(list(drawn.values()), wide=True))]), ""
     except (RuntimeError, TypeError, NotImplementedError) as error:  # how torch says that an operator has no kernel for float64
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return [None] * len(asked), f"the program does not run in float64: {reason[:200]}"
+        return [None] * len(wanted), f"the program does not run in float64: {reason[:200]}"
 
 
 def _widened(node: Node) -> Node:

@@ -57,9 +57,9 @@ class ProcessGroupSetup:
                 "shard: DistributedDataParallel holds all parameters on each rank, and buckets as large as all gradients: give the plain "
                 "module with lowtide.Parallel(group=...)"
             )
-        found = group_of(model, group)
+        processes = group_of(model, group)
         ranks = ranks_of(model, group, shard or "")
-        if ranks is None or found is None:
+        if ranks is None or processes is None:
             if shard is not None:
                 raise ValueError("shard: expected several processes: a model in DistributedDataParallel, or Parallel(group=...)")
             return cls(model)
@@ -70,7 +70,7 @@ class ProcessGroupSetup:
         if policy == "eager":
             raise ValueError('on_new_shape: "eager" runs on one process by itself: expected "extend" or "error" where several train')
         module = module_of(model)
-        return cls(module, None if module is model else model, ranks, Peers.of(found))
+        return cls(module, None if module is model else model, ranks, Peers.of(processes))
 
     def links_bytes_per_s(self, device: torch.device) -> float:
         """What a gather of parts moves, tried by all ranks together; 0 where nothing is to be weighed against it.
@@ -90,26 +90,26 @@ class ProcessGroupSetup:
 
         A step that never `runs` leaves parameters whole.
         """
-        held: dict[torch.Tensor, torch.Tensor] = {}
+        own_data: dict[torch.Tensor, torch.Tensor] = {}
         if self.ranks is not None and self.ranks.shard == "parameters":
-            held = lay_out(self.model, self.ranks.size, self.ranks.group)
+            own_data = lay_out(self.model, self.ranks.size, self.ranks.group)
         try:
             yield
             if runs:
-                self._broadcast_from_rank_0(held)
+                self._broadcast_from_rank_0(own_data)
         finally:
-            put_back(held)
+            put_back(own_data)
 
-    def _broadcast_from_rank_0(self, held: dict[torch.Tensor, torch.Tensor]) -> None:
-        """Give all ranks the numbers of rank 0, where no wrapper did when it was made, and parameters `held` whole their parts."""
+    def _broadcast_from_rank_0(self, own_data: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Give all ranks the numbers of rank 0, where no wrapper did, and parameters that are whole (`own_data`) their parts."""
         if self.wrapper is not None or not isinstance(self.peers, Peers) or self.ranks is None:
             return
         source = dist.get_process_group_ranks(self.peers.group)[0]
-        whole = [held.get(each, each) for each in self.model.parameters() if each in held or each not in WHOLE_OF]
+        whole = [own_data.get(each, each) for each in self.model.parameters() if each in own_data or each not in WHOLE_OF]
         with torch.no_grad(), peer_failure_as_step_error():
             for tensor in (*whole, *self.model.buffers()):
                 dist.broadcast(tensor.detach(), source, group=self.peers.main)
-        fill(held, self.ranks.size, self.ranks.group)
+        fill(own_data, self.ranks.size, self.ranks.group)
 
 
 def _gathered_s(sent: torch.Tensor, ranks: Ranks) -> float:
@@ -153,14 +153,14 @@ def agreed_plans(
     """
     if not peers.several:
         return make()
-    made: list[Plan] = []
+    plans: list[Plan] = []
 
     def as_text() -> str:
-        made.extend(make())
-        return made[-1].to_json()
+        plans.extend(make())
+        return plans[-1].to_json()
 
     text = peers.from_leader(as_text)
-    return peers.together(lambda: made or [put(number, plan) for number, plan in enumerate(_read(text, graphs))])
+    return peers.together(lambda: plans or [put(number, plan) for number, plan in enumerate(_read(text, graphs))])
 
 
 def _read(text: str, graphs: Sequence[Graph]) -> list[Plan]:

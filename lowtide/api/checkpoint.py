@@ -41,9 +41,9 @@ class Trained:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint; all ranks come here."""
-        found = {**self._own_of_model(), **{key: self._saved(key, item, of) for key, item, of in self._state()}}
+        tensors = {**self._own_of_model(), **{key: self._saved(key, item, of) for key, item, of in self._state()}}
         with _alone_without_warning():
-            save({**found, **self._groups()}, checkpoint_id=path, **self._how())
+            save({**tensors, **self._groups()}, checkpoint_id=path, **self._how())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a checkpoint into the very tensors that are there. Raises FormatError where it is not one of this model and optimizer."""
@@ -102,8 +102,8 @@ class Trained:
     def _put_back(self, key: str, item: Any, saved: torch.Tensor) -> None:
         if not isinstance(item, torch.Tensor):
             parameter, _, entry = key.removeprefix("optimizer.").rpartition(".")
-            found = next(each for each, name in self._names().items() if name == parameter)
-            self.optimizer.state[found][entry] = type(item)(saved.item())  # type: ignore[union-attr]
+            position = next(each for each, name in self._names().items() if name == parameter)
+            self.optimizer.state[position][entry] = type(item)(saved.item())  # type: ignore[union-attr]
         elif not isinstance(saved, DTensor) and saved.data_ptr() != item.data_ptr():
             item.copy_(saved.view(item.shape))
 
@@ -136,11 +136,11 @@ class Trained:
         assert self.optimizer is not None, "only its groups are asked for"
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
             for key, item in saved.items():
-                held = group.get(key)
-                if isinstance(held, torch.Tensor):
-                    held.fill_(item)
+                setting = group.get(key)
+                if isinstance(setting, torch.Tensor):
+                    setting.fill_(item)
                 elif item is not None:
-                    group[key] = tuple(item) if isinstance(held, tuple) else item
+                    group[key] = tuple(item) if isinstance(setting, tuple) else item
 
 
 @contextmanager

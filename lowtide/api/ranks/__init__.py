@@ -1,1 +1,0 @@
-"""Steps that several processes run together."""

@@ -1,1 +1,0 @@
-"""What a step consists of: programs made ready to run, and what happens when a batch or the model is not as it was."""
