@@ -129,10 +129,7 @@ class DerivedNumbers:
         placeholders = {value: _Placeholder(number) for number, value in enumerate(roots)}
         lines: list[_Line] = []
         for node in needed:
-            args, kwargs = (
-                _with(node.args, placeholders),
-                tuple((key, _with(arg, placeholders)) for key, arg in node.kwargs),
-            )
+            args, kwargs = (_with(node.args, placeholders), tuple((key, _with(arg, placeholders)) for key, arg in node.kwargs))
             for output in node.outputs:
                 if output is not None:
                     placeholders[output] = _Placeholder(len(roots) + sum(line.outputs for line in lines) + node.outputs.index(output))
