@@ -14,10 +14,7 @@ from lowtide.placement.warm_up import warm_up
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import PlaceProblem
 
-SIMPLE: Mapping[str, Greedy] = {
-    "first fit, as they start": Greedy("start"),
-    "first fit, by size": Greedy("size"),
-}
+SIMPLE: Mapping[str, Greedy] = {"first fit, as they start": Greedy("start"), "first fit, by size": Greedy("size")}
 _HURRIED_SECONDS = 0.2  # for both of them together, where the search was to end soon
 
 

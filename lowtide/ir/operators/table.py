@@ -12,19 +12,7 @@ from __future__ import annotations
 import functools
 from dataclasses import fields, replace
 
-from lowtide.ir.operators import (
-    attention,
-    convolutions,
-    draws,
-    elementwise,
-    layers,
-    lookups,
-    memory,
-    own,
-    products,
-    reductions,
-    views,
-)
+from lowtide.ir.operators import attention, convolutions, draws, elementwise, layers, lookups, memory, own, products, reductions, views
 from lowtide.ir.operators.collectives import rows as collectives
 from lowtide.ir.operators.row import Draws, Operator
 

@@ -23,11 +23,7 @@ SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.S
 
 
 def axis(
-    node: Node,
-    sliced: NodeLocation,
-    made: Mapping[int, Role],
-    sizes: Sequence[Path] = (),
-    instead: Mapping[Path, Arg] | None = None,
+    node: Node, sliced: NodeLocation, made: Mapping[int, Role], sizes: Sequence[Path] = (), instead: Mapping[Path, Arg] | None = None
 ) -> Iterator[Axis]:
     """The axis along these dimensions of arguments and outputs, as all there are; none where extents have no unit in common, or just 1.
 
