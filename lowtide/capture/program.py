@@ -21,6 +21,7 @@ from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import Follower, following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
+from lowtide.capture.care.hooks import hooks_of_parameters
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
 from lowtide.capture.care.turns import one_at_a_time
@@ -157,8 +158,8 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
     Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back` and `leaves` as for
     inference.
     """
-    functions = program.loss, program.after_backward
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
+    functions = program.loss, program.after_backward, *hooks_of_parameters(models)
 
     def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
         watch = LeakWatch(names)
@@ -171,7 +172,7 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
                 always=put_back,
                 classes=True,
             ),
-            following(models, functions, program.optimizer) as follower,
+            following(models, functions[:2], program.optimizer) as follower,
         ):
             return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)
 

@@ -301,13 +301,7 @@ class Recorder(TorchDispatchMode):
         self._append(Node(name, recorded[0], outputs, recorded[1], writes=tuple(writes), source=source), random)
 
     def _record_functional(
-        self,
-        func: OpOverload,
-        args: Any,
-        kwargs: Any,
-        written: tuple[int | str, ...],
-        functional: _Functional,
-        source: Source | None,
+        self, func: OpOverload, args: Any, kwargs: Any, written: tuple[int | str, ...], functional: _Functional, source: Source | None
     ) -> None:
         """An operator that writes storages of the step: its functional form makes new ones."""
         recorded: Any

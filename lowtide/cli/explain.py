@@ -26,8 +26,7 @@ def explain_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
     fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": the model takes no memory')] = False,
     memory: Annotated[
-        str | None,
-        typer.Option(metavar="AMOUNT", help="what it is to fit in: bytes with a unit (8GiB), or a share of its own peak (60%)"),
+        str | None, typer.Option(metavar="AMOUNT", help="what it is to fit in: bytes with a unit (8GiB), or a share of its own peak (60%)")
     ] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="micro-batches")] = 1,
     device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,

@@ -29,8 +29,7 @@ def optimize_command(
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
     kernels: Annotated[
-        str | None,
-        typer.Option(metavar="COMPILER", help="inductor, with --no-exact: it compiles norms, activations and updates"),
+        str | None, typer.Option(metavar="COMPILER", help="inductor, with --no-exact: it compiles norms, activations and updates")
     ] = None,
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,

@@ -87,10 +87,7 @@ def _program(graph: Graph, family: PlanFamily) -> WrittenProgram:
     if not name:
         raise FormatError("this program cannot be saved: it has an operator or a constant that text cannot hold")
     return WrittenProgram(
-        name,
-        tuple(map(_candidate, family.candidates)),
-        tuple(map(_written, family.orders)),
-        tuple(map(_written, family.members)),
+        name, tuple(map(_candidate, family.candidates)), tuple(map(_written, family.orders)), tuple(map(_written, family.members))
     )
 
 

@@ -10,13 +10,7 @@ from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver, answers
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 
-_QUICK: tuple[Solver, ...] = (
-    ProgramOrder(),
-    ReadyList(),
-    ReadyList("waiting"),
-    ReversePostOrder("outputs"),
-    ReversePostOrder("inputs"),
-)
+_QUICK: tuple[Solver, ...] = (ProgramOrder(), ReadyList(), ReadyList("waiting"), ReversePostOrder("outputs"), ReversePostOrder("inputs"))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,32 @@ def within_a_function(loss: Tensor, x: Tensor, model: nn.Module, meter: Meter) -
     return [[type(each).__name__ for each in (loss.item(), x)], (lambda each: type(each))(x), name_of(lambda each: "own")]
 
 
-@pytest.mark.parametrize("ask", [of_a_number, of_a_whole_number, of_a_text, of_tensors, of_containers, by_attributes, within_a_function])
+class Asking:
+    @property
+    def of_property(self) -> str:
+        return type(self.weight).__name__
+
+    @staticmethod
+    def of_static(item: Any) -> bool:
+        return type(item) is Tensor
+
+    @classmethod
+    def of_class(cls, item: Any) -> str:
+        return item.__class__.__name__
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+
+@torch.no_grad()
+def within_a_decorator(loss: Tensor, x: Tensor, model: nn.Module, meter: Meter) -> object:
+    asking = Asking(next(model.parameters()))
+    return [asking.of_property, Asking.of_static(x), Asking.of_class(loss), type(x) is Tensor]
+
+
+@pytest.mark.parametrize(
+    "ask", [of_a_number, of_a_whole_number, of_a_text, of_tensors, of_containers, by_attributes, within_a_function, within_a_decorator]
+)
 def test_things_have_the_classes_that_they_have_elsewhere(ask):
     check(keeping(ask))
 

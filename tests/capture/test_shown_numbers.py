@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import string
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ def keeping(keep: Callable[[Tensor, nn.Module, Meter], object]) -> Make:
             keep(value, model, meter)
             return value
 
+        average.__init__()  # type: ignore[misc]
         return Net(), loss, meter
 
     return make
@@ -92,7 +94,29 @@ def whole_numbers(loss: Tensor, model: nn.Module, meter: Meter) -> None:
     meter.last = int(value) * 10 + 1
 
 
-@pytest.mark.parametrize("keep", [f_strings, templates, functions_of_math, lengths, texts_of_containers, whole_numbers])
+def texts_of_texts(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    meter.seen += [f"{loss.item():.3e}".upper().rjust(12), "|" + f" {loss.item():.2f}".strip().zfill(8), str(loss.item()).replace(".", ",")]
+
+
+def smoothed(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+    average.count += 1
+    average.mean = 0.9 * average.mean + 0.1 * loss.item()
+    meter.seen.append(average.mean / (1 - 0.9**average.count))
+
+
+class Average:
+    count, mean = 0, 0.0
+
+    def __init__(self) -> None:
+        self.count, self.mean = 0, 0.0
+
+
+average = Average()
+
+
+@pytest.mark.parametrize(
+    "keep", [f_strings, templates, functions_of_math, lengths, texts_of_containers, whole_numbers, texts_of_texts, smoothed]
+)
 def test_what_is_made_of_a_number_is_made_again_by_each_step(keep):
     check(keeping(keep))
 
@@ -337,6 +361,30 @@ def test_a_number_that_nobody_knows_is_never_shown_as_an_object(use):
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
         stepping(model, loss)
     assert kept == []
+
+
+def test_texts_and_lengths_go_to_standard_output_as_eager_writes_them(capsys):
+    def write(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+        recent.append(loss.item())
+        meter.last = sys.stdout.write(f"{loss.item():.4f} of {len(recent)}\n")
+        sys.stderr.write("{}\n".format(loss.item()))  # noqa: UP032
+
+    shown, recent = [], collections.deque[float](maxlen=2)
+    for eagerly in (True, False):
+        recent.clear()
+        shown.append((trained(keeping(write), eagerly=eagerly)[2], capsys.readouterr()))
+    assert shown[0] == shown[1]
+    assert shown[0][1].out.count("of 2") == 3
+
+
+def test_numbers_that_a_call_returns_may_be_made_of_others():
+    def loss(model: nn.Module, x: Tensor) -> Any:
+        value = square(model, x)
+        return value, {"whole": int(100 * value.item()), "count": f"{(x > 0).sum().item():d}", "text": f"{value.item():.2f}"}
+
+    model, x = Net(), torch.rand(5, 3)
+    expected = loss(model, x)
+    assert stepping(model, loss)(x)[1] == expected[1]
 
 
 def test_a_whole_number_of_what_is_none_is_eagers_error_before_anything_is_written():

@@ -36,17 +36,7 @@ from lowtide.base.places import (
     is_slot,
     referred,
 )
-from lowtide.capture.care.contents import (
-    CONTAINERS,
-    PLAIN,
-    SPACES,
-    differ,
-    is_constant,
-    is_plain,
-    moves,
-    pieces,
-    put_back,
-)
+from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, differ, is_constant, is_plain, moves, pieces, put_back
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
 from lowtide.capture.care.movement import MovingObjects
 from lowtide.capture.care.names import IMPORT, codes, named

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -146,3 +146,8 @@ def _text(hook: Hook) -> str:
     code = getattr(getattr(hook, "__func__", hook), "__code__", None)
     name = getattr(hook, "__qualname__", type(hook).__name__)
     return f"{name!r}" if code is None else f"{name!r} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def hooks_of_parameters(models: Iterable[nn.Module]) -> list[Any]:
+    """What is called with the gradients of their parameters."""
+    return [hook for model in models for each in model.parameters() for hook in (each._backward_hooks or {}).values()]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import Position, held, slots_of
+from lowtide.base.places import ABSENT, Position, held, slots_of
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
@@ -28,6 +28,7 @@ from lowtide.ir import tree
 
 _MOST = 20_000  # objects that are looked at
 _CONTAINERS = (list, dict, set, collections.deque)
+_WITHIN = ("fget", "fset", "__func__", "func")  # of properties, class methods, partial methods
 _OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -69,8 +70,9 @@ def objects_of(models: Iterable[nn.Module]) -> list[Any]:
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:
-    """The functions of a class that no library wrote; none for others."""
-    return [item for item in _own(cls).values() if isinstance(item, types.FunctionType)]
+    """The functions of a class that no library wrote, those of properties and class methods among them; none for others."""
+    found = {id(each): each for item in _own(cls).values() for each in (item, *(getattr(item, name, None) for name in _WITHIN))}
+    return [each for each in found.values() if isinstance(each, types.FunctionType)]
 
 
 def containers_of_class(cls: type) -> list[str]:
@@ -101,9 +103,9 @@ def _found(roots: list[Any], given: set[int], seen: set[int], undo: Callable[[Un
             given.update(map(id, _held(item)) if id(item) in given else ())
             restores.extend(_of_object(item))
             waiting.extend(_held(item))
-            waiting.extend(each for cls in type(item).__mro__ for each in (cls, *functions_of(cls)))
+            waiting.extend(type(item).__mro__)
         elif isinstance(item, type):
-            waiting.extend(vars(item)[name] for name in containers_of_class(item))
+            waiting.extend((*(vars(item)[name] for name in containers_of_class(item)), *functions_of(item)))
     return restores
 
 
@@ -138,16 +140,12 @@ def _held(item: Any) -> list[Any]:
 
 def _of_function(function: types.FunctionType, waiting: collections.deque[Any], undo: Callable[[Undo], None] | None) -> Iterator[Undo]:
     """A function's own variables, and the globals that it names, also those of the user's modules."""
+    cells = [cell for cell in function.__closure__ or () if Position.of(cell, "", "", "").now() is not ABSENT]
+    waiting.extend(cell.cell_contents for cell in cells)  # of a library's, too: what it wraps may be the user's
     if not is_users(function) and not function.__code__.co_filename.startswith(INTEGRATIONS):
         return
     yield functools.partial(put_back, function.__dict__, dict(function.__dict__))
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-        waiting.append(content)
-        yield functools.partial(setattr, cell, "cell_contents", content)
+    yield from (functools.partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in cells)
     waiting.extend((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
     named = names_in(function.__code__)
     if undo is not None:

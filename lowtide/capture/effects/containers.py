@@ -296,8 +296,6 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
     is_table = issubclass(kind, dict)
 
     def changing(self: Any, *args: Any, **options: Any) -> Any:
-        if self.kept.is_of_others():
-            return method(self.kept.original, *args, **options)
         if name == "__setitem__" and args[0] == slice(None):  # all of a list
             self.clear()
             return self.extend(args[1])
@@ -310,14 +308,17 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
         return self if result is items else result
 
     def reading(self: Any, *args: Any, **options: Any) -> Any:
-        if self.kept.is_of_others():
-            return method(self.kept.original, *args, **options)
         self.kept.read(*(args if name == "__getitem__" and not isinstance(args[0], slice) else ()))
         return method(self.kept.items, *args, **options)
 
     plain = changing if name in _CHANGING and not (kind is collections.Counter and name.startswith("__i")) else reading
     own = {**_OWN, **_OF_COUNTERS} if kind is collections.Counter else _OWN if is_table else {}
-    return own.get(name, plain)
+    mine = own.get(name, plain)
+
+    def either(self: Any, *args: Any, **options: Any) -> Any:
+        return method(self.kept.original, *args, **options) if self.kept.is_of_others() else mine(self, *args, **options)
+
+    return either
 
 
 def _reduced(self: Any, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -333,16 +334,11 @@ def _reduced(self: Any, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _update(self: Any, *args: Any, **named: Any) -> None:
-    if self.kept.is_of_others():
-        self.kept.original.update(*args, **named)
-        return
     for key, item in dict(*args, **named).items():
         self[key] = item
 
 
 def _missing(self: Any, key: Any) -> Any:
-    if self.kept.is_of_others():
-        return self.kept.original[key]
     if getattr(self, "default_factory", None) is None:
         self.kept.read(key)
         raise KeyError(key)
@@ -350,22 +346,12 @@ def _missing(self: Any, key: Any) -> Any:
 
 
 def _set_default(self: Any, key: Any, default: Any = None) -> Any:
-    if self.kept.is_of_others():
-        return self.kept.original.setdefault(key, default)
     if type(default) in (int, float):
         return self.kept.found(key, default, "setdefault", default)
     return self[key] if dict.__contains__(self, key) else self.kept.adopt(key, default)
 
 
-def _get(self: Any, key: Any, default: Any = None) -> Any:
-    if self.kept.is_of_others():
-        return self.kept.original.get(key, default)
-    return self.kept.found(key, default)
-
-
 def _get_item(self: Any, key: Any) -> Any:
-    if self.kept.is_of_others():
-        return self.kept.original[key]
     if self.kept.kind is collections.Counter:
         return self.kept.found(key, 0)
     if (made_by := getattr(self, "default_factory", None)) in (int, float):
@@ -375,19 +361,13 @@ def _get_item(self: Any, key: Any) -> Any:
     return dict.__getitem__(self, key)  # what misses a key says so itself
 
 
-def _has(self: Any, key: Any) -> bool:
-    return key in self.kept.original if self.kept.is_of_others() else self.kept.has(key)
-
-
 def _count(self: Any, iterable: Any = None, /, *, times: int = 1, **named: Any) -> None:
-    if self.kept.is_of_others():
-        (self.kept.original.update if times > 0 else self.kept.original.subtract)(iterable, **named)
-        return
     for key, count in collections.Counter(iterable, **named).items():
         self[key] = self.get(key, 0) + count if times > 0 else self.get(key, 0) - count
 
 
 _OWN = {
-    "update": _update, "setdefault": _set_default, "get": _get, "__getitem__": _get_item, "__contains__": _has, "__missing__": _missing,
+    "update": _update, "setdefault": _set_default, "__getitem__": _get_item, "__missing__": _missing,
+    "get": lambda self, key, default=None: self.kept.found(key, default), "__contains__": lambda self, key: self.kept.has(key),
 }  # fmt: skip
-_OF_COUNTERS = {"update": _count, "subtract": functools.partialmethod(_count, times=-1)}
+_OF_COUNTERS = {"update": _count, "subtract": functools.partial(_count, times=-1)}

@@ -31,14 +31,7 @@ from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
 from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
-from lowtide.capture.effects.sums import (
-    CountedPlace,
-    EarlierNumber,
-    EarlierNumbers,
-    Sum,
-    Term,
-    results_in,
-)
+from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Sum, Term, results_in
 from lowtide.capture.effects.variables import is_read
 from lowtide.capture.results import Number, holds_fakes
 from lowtide.capture.sources import is_users

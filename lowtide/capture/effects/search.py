@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT, Position, held, slots_of
-from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, names_in
+from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, is_users_module, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
 from lowtide.capture.effects.containers import KINDS
@@ -75,9 +75,12 @@ class PlaceSearch:
                 waiting.extend(item.values() if isinstance(item, dict) else item)
             elif (called := called_by(item)) is not None:
                 waiting.extend(called)
+                for name in (keywords := item.keywords) if isinstance(item, functools.partial) else ():
+                    place(functools.partial(keywords.__getitem__, name), functools.partial(keywords.__setitem__, name))
             elif isinstance(item, types.FunctionType):
                 self.meet(item, _of_function(item, place, table_of))
             elif isinstance(item, type):
+                waiting.extend(functions_of(item))
                 for name in containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
             elif isinstance(item, nn.Module) or is_of_users(item):
@@ -91,8 +94,7 @@ class PlaceSearch:
             for name in slots:
                 if not self.is_followed(item, name):
                     place(functools.partial(held, item, name), functools.partial(table_of_slots.__setitem__, name))
-        for cls in type(item).__mro__:
-            waiting.extend((cls, *functions_of(cls)))
+        waiting.extend(type(item).__mro__)
         table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, type):
             return
@@ -132,11 +134,10 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
     defaults = function.__kwdefaults__ or {}
     for name in defaults:
         place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
-    table = function.__globals__
-    table_of(table, table)
-    named = names_in(function.__code__)
-    for name in named:
-        if name in table:
+    named, own = names_in(function.__code__), function.__globals__
+    for table in (own, *(vars(item) for name in named if is_users_module(item := own.get(name)))):
+        table_of(table, table)
+        for name in named.intersection(table):
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
     return named
 

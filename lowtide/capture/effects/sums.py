@@ -6,6 +6,7 @@ an entry of a dictionary, a variable.
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +36,9 @@ _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.po
 _SPELLED = {function: name for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min))}
 _ASKS: dict[str, Callable[..., Any]] = {
     "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
+}  # fmt: skip
+_TEXTS_OF_TEXTS = {
+    "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
 }  # fmt: skip
 _EXAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
@@ -131,7 +135,7 @@ class TextExpression(NumberExpression):
         """A method of a text."""
         if name.startswith("__") or not hasattr(str, name):
             raise AttributeError(f"'str' object has no attribute {name!r}")
-        return getattr(_asked(self), name)
+        return partial(text_of, getattr(str, name), self) if name in _TEXTS_OF_TEXTS else getattr(_asked(self), name)
 
 
 def text_of(function: Callable[..., str], *args: Any) -> Any:
@@ -252,6 +256,19 @@ def in_program(op: str, *operands: Any) -> Any:
     return emitters[-1](op, tuple(map(_operand, operands)))
 
 
+def _power(*both: Any) -> Any:
+    """Of what earlier steps leave it is looked at before a step begins whether there is one."""
+    raised = NumberExpression(operator.pow, both)
+    if (earlier := _earlier(raised)) is None:
+        return in_program("pow", *both)
+    earlier.divisors.append(recipe(NumberExpression(_listed, (raised,))))
+    return raised
+
+
+def _listed(number: Any) -> list[Any]:
+    return [number]
+
+
 def _operand(item: Any) -> Any:
     if not isinstance(item, NumberExpression):
         return item if not isinstance(item, EarlierNumber) else _asked(item)
@@ -282,7 +299,7 @@ def whole(function: Callable[[Any], int], item: Any) -> Any:
         return item if item.kind is int else function(_asked(item))
 
     def made(_: int, number: float) -> int:
-        return function(number)
+        return function(number) if math.isfinite(number) else 0  # a made-up one: the program has failed before
 
     made.__name__ = function.__name__
     return NumberExpression(made, (in_program("math_floor", item), item), int)
@@ -306,7 +323,7 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__{_name}__", _method(_of_two))
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
-    setattr(Term, f"__{_name}__", lambda *both, step=_step: in_program("pow", *both[::step]))
+    setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
     setattr(Term, f"__{_name}__", _alone(_of_one))

@@ -149,11 +149,7 @@ class Shadow:
 
     @classmethod
     def of(
-        cls,
-        optimizer: torch.optim.Optimizer,
-        names: Mapping[torch.Tensor, str],
-        fakes: Mapping[torch.Tensor, torch.Tensor],
-        draft: Draft,
+        cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], fakes: Mapping[torch.Tensor, torch.Tensor], draft: Draft
     ) -> Shadow:
         _refuse_what_cannot_be_traced(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
