@@ -1,0 +1,261 @@
+"""Whether a program runs the operators that eager runs, where values cannot be compared: on a GPU that computes nothing.
+
+    python -m tests.null_cuda python -m bench.device_calls [--only NAME ...] [--missing] [--dtype float32] [--samples 2] [--no-save]
+    python -m tests.null_cuda python -m bench.device_calls --dtype float16      # float32 under autocast to it; bfloat16 likewise
+
+Subjects are those of `bench.op_db`: torch's own test database, then operators that are composite or known to autocast. Eager runs each
+sample once, and the captured program runs in its own order, both beneath torch's profiler, which is told of every operator that is called and
+changes no dispatch key. Compared are the innermost operators that compute: their names, and what tensors they are handed. Views, and
+copies that change no bits, are left out; "lowtide" operators are what the package computes itself, and are told beside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+import lowtide
+from bench.op_db import MEMORY_AS_FOUND, Sample, entries, full_name, loss
+from bench.sweep import Row
+from bench.torch_db.database import Database, main
+from bench.torch_db.trial import brief
+from lowtide.api.captures import Captures
+from lowtide.api.stages import Stages
+from lowtide.capture.program import TrainingProgram
+from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.ir.graph import Graph
+from lowtide.lower.python import lower
+from lowtide.runtime.caller import Caller
+from lowtide.runtime.program import Program
+
+COLUMNS = ("operator", "mode", "samples", "same", "fewer", "refused", "different", "raised", "dead", "why")
+_COUNTED = COLUMNS[3:-1]
+_QUIET = {
+    "alias", "arange", "as_strided", "cat", "clone", "stack", "contiguous", "copy", "detach", "diagonal", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "eq_size", "expand", "fill", "full", "full_like", "imag", "is_nonzero", "item", "lift_fresh", "new_empty",
+    "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "real", "resize", "resolve_conj", "resolve_neg",
+    "result_type", "scalar_tensor", "select", "set", "slice", "split", "split_with_sizes", "squeeze", "t", "to", "transpose", "unbind",
+    "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real", "zero", "zeros", "zeros_like", "_conj", "_local_scalar_dense",
+    "_neg_view", "_reshape_alias", "_to_copy", "_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "resize_as", "_resize_output",
+    "_efficientzerotensor", "select_backward", "slice_backward", "diagonal_backward", "select_scatter", "slice_scatter", "as_strided_scatter",
+    "diagonal_scatter", "record_stream", "_has_compatible_shallow_copy_type", "is_same_size", "narrow", "swapdims", "movedim",
+    "unfold_backward_", "view_as", "cudnn_is_acceptable", "_cudnn_init_dropout_state", "stride", "size",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The operators that compute, and how often each was called with such tensors."""
+
+    calls: Counter[str]
+    own: Counter[str]  # of lowtide's own
+
+
+def recorded(run: Callable[[], Any]) -> Recorded:
+    """What `run` calls, as torch's profiler sees it, in all threads."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        run()
+    found = Recorded(Counter(), Counter())
+    for event in profile.profiler.kineto_results.experimental_event_tree():
+        _innermost(event, found)
+    return found
+
+
+def _innermost(event: Any, found: Recorded) -> bool:
+    """Takes down the innermost operators that compute; whether there was one."""
+    space, _, name = event.name.partition("::")
+    if space == "lowtide":
+        found.own[name] += 1
+        return True
+    within = [_innermost(child, found) for child in event.children]
+    if any(within):
+        return True
+    if space not in ("aten", "torchvision") or not name:
+        return False
+    plain = name.removesuffix("_out").rstrip("_") or name
+    if plain in _QUIET or _composite(name):
+        return False
+    found.calls[f"{plain}({', '.join(map(_said, _read(plain, event.typed[1].inputs)))})"] += 1
+    return True
+
+
+def _read(name: str, given: Sequence[Any]) -> Iterator[Any]:
+    """What an operator is handed but what it writes into, which comes last."""
+    arguments, tensors = _taken(name)
+    for item in given[:arguments]:
+        tensors -= hasattr(item, "sizes")
+        if tensors >= 0 or not hasattr(item, "sizes"):
+            yield item
+
+
+def _said(item: Any) -> str:
+    """What an operator is handed, in words; the profiler does not tell all there is."""
+    if isinstance(item, (list, tuple)):
+        return f"[{', '.join(map(_said, item))}]"
+    return f"{str(item.dtype).removeprefix('torch.')}{list(item.sizes)}" if hasattr(item, "sizes") else repr(item)
+
+
+@functools.cache
+def _taken(name: str) -> tuple[int, int]:
+    """How many arguments the operator takes, and how many tensors, in any form that is not given what to write into."""
+    packet = getattr(torch.ops.aten, name, None)
+    schemas = [getattr(packet, each)._schema.arguments for each in packet.overloads()] if packet is not None else []
+    kinds = [[str(each.type) for each in arguments] for arguments in schemas if not any(each.is_out for each in arguments)]
+    return max(map(len, kinds), default=99), max((sum("Tensor" in each for each in row) for row in kinds), default=99)
+
+
+@functools.cache
+def _composite(name: str) -> bool:
+    """Whether it computes by calling others alone."""
+    packet = getattr(torch.ops.aten, name, None)
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [f"aten::{name}.{each}" if each != "default" else f"aten::{name}" for each in packet.overloads()] if packet is not None else []
+    return bool(names) and all(not torch._C._dispatch_has_kernel(each) or has(each, "CompositeImplicitAutograd") for each in names)
+
+
+def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
+    """All samples of an operator: a row for each mode."""
+    for training in (False, True):
+        yield row(info, dtype, training, most)
+
+
+def row(info: Any, dtype: str, training: bool, most: int) -> Row:
+    """All samples of an operator in one mode; they are made on the CPU, where made-up numbers are what they are meant to be."""
+    found: Row = {"mode": "training" if training else "inference", "samples": 0}
+    if info.name in MEMORY_AS_FOUND:
+        return found | {"why": "gives memory as it finds it"}
+    if training and not info.supports_autograd or torch.float32 not in info.dtypes:
+        return found
+    try:
+        samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=training))
+    except Exception as error:
+        return found | {"why": f"no samples: {type(error).__name__}"}
+    chosen = samples[:: max(1, len(samples) // most)][:most] if most else samples
+    verdicts = [verdict(info, on_device(sample), training, dtype) for sample in chosen]
+    counts = Counter(what for what, _ in verdicts)
+    reasons = dict.fromkeys(f"{why} in eager" if what == "not in eager" else why for what, why in verdicts if why)
+    found |= {what: counts[what] for what in _COUNTED}
+    return found | {"samples": sum(counts[what] for what in _COUNTED), "why": " | ".join(reasons)[:1200]}
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A sample there."""
+
+    input: Any
+    args: Any
+    kwargs: Any
+
+
+def on_device(sample: Any) -> OnDevice:
+    """The same sample on the GPU."""
+    return OnDevice(*tree_map(_moved, (sample.input, sample.args, sample.kwargs)))
+
+
+def _moved(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().cuda().requires_grad_(leaf.requires_grad)
+    return "cuda" if leaf in ("cpu", torch.device("cpu")) else leaf
+
+
+def verdict(info: Any, sample: Any, training: bool, dtype: str) -> tuple[str, str]:
+    """What became of a sample: same, refused, different, raised, or "not in eager"; and why."""
+    autocast = None if dtype == "float32" else getattr(torch, dtype)
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = Sample(info, sample, training, autocast, "cuda")
+        return model, torch.optim.SGD(model.parameters(), 0.5, foreach=False) if training else None
+
+    try:
+        expected, again = (recorded(lambda: _eagerly(*made())) for _ in range(2))
+    except Exception as error:  # whatever it is: it is eager's
+        return "not in eager", type(error).__name__
+    if expected != again:
+        return "not in eager", "other calls"
+    try:
+        found = recorded(program_of(*made()))
+    except lowtide.LowtideError as error:
+        return "refused", brief(error)
+    except Exception as error:
+        return "raised", f"{type(error).__name__}: {brief(error)}"
+    if expected.calls == found.calls:
+        return "same", ""
+    if not found.calls - expected.calls and not found.own:
+        return "fewer", f"without {_text(expected.calls - found.calls)}"
+    own = f", and {', '.join(found.own)} of lowtide's own" if found.own else ""
+    return "different", f"eager {_text(expected.calls - found.calls)}, lowtide {_text(found.calls - expected.calls)}{own}"
+
+
+def _text(calls: Counter[str]) -> str:
+    return " ".join(f"{count} x {call}" if count > 1 else call for call, count in calls.items()) or "nothing else"
+
+
+def _eagerly(model: Any, optimizer: Any) -> None:
+    if optimizer is None:
+        with torch.no_grad():
+            model()
+        return
+    loss(model).backward()
+    optimizer.step()
+
+
+def program_of(model: Any, optimizer: Any) -> Callable[[], Any]:
+    """A captured step as a program, no rewrite, in its own order; what runs it."""
+    training = None if optimizer is None else TrainingProgram(model, loss, optimizer)
+    with Laboratory(gradients=training is not None, tries=False) as laboratory:
+        captured = Captures(model, training, torch.device("cuda"), Stages(None, False)).programs((), {}, laboratory)[-1]
+    program = Program(lower(_AsCaptured.of(captured.graph)), training is not None, ("cuda",))
+    view = Caller(model, optimizer).look()
+    inputs = [view.read(slot, captured.constants) for slot in captured.slots]
+    return lambda: program(inputs)
+
+
+@dataclass(frozen=True)
+class _AsCaptured:
+    """A graph in its own order, nothing in place."""
+
+    graph: Graph
+    order: tuple[int, ...]
+    reuses: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: Graph) -> _AsCaptured:
+        return cls(graph, tuple(range(len(graph.nodes))), (-1,) * len(graph.nodes))
+
+
+def summary(found: list[Row]) -> tuple[str, ...]:
+    """Operators and samples by what became of them."""
+    notes = []
+    for mode in ("inference", "training"):
+        of = [row for row in found if row.get("mode") == mode]
+        told = ", ".join(
+            f"{sum(row.get(what) or 0 for row in of)} {what} of {len({row['operator'] for row in of if row.get(what)})}"
+            for what in _COUNTED
+        )
+        notes.append(f"{mode}: {len({row['operator'] for row in of})} operators; samples, and of how many operators: {told}")
+    return tuple(notes)
+
+
+DATABASE = Database(
+    program="bench.device_calls",
+    source="common_methods_invocations",
+    columns=COLUMNS,
+    entries=entries,
+    name_of=full_name,
+    rows=rows,
+    dead={"mode": "training", "dead": 1},
+    summary=summary,
+    batch=25,
+    limit_seconds=240.0,
+)
+
+if __name__ == "__main__":
+    main(DATABASE, __doc__)
