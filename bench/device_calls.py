@@ -1,12 +1,12 @@
 """Whether a program runs the operators that eager runs, where values cannot be compared: on a GPU that computes nothing.
 
     python -m tests.null_cuda python -m bench.device_calls [--only NAME ...] [--missing] [--dtype float32] [--samples 2] [--no-save]
-    python -m tests.null_cuda python -m bench.device_calls --dtype float16      # float32 under autocast to it; bfloat16 likewise
+    python -m tests.null_cuda python -m bench.device_calls --dtype float16      # under autocast to it: samples in float32, and in float16
 
 Subjects are those of `bench.op_db`: torch's own test database, then operators that are composite or known to autocast. Eager runs each
-sample once, and the captured program runs in its own order, both beneath torch's profiler, which is told of every operator that is called and
-changes no dispatch key. Compared are the innermost operators that compute: their names, and what tensors they are handed. Views, and
-copies that change no bits, are left out; "lowtide" operators are what the package computes itself, and are told beside.
+sample once, and the captured program runs in its own order, both watched by torch's profiler, which is told of every operator that is
+called and changes no dispatch key. Compared are the innermost operators that compute: their names, and what they are handed. Views and
+copies are left out. "fewer": eager computes what nobody reads, or what it reads itself. Of the package's own operators "different" tells.
 """
 
 from __future__ import annotations
@@ -37,16 +37,13 @@ from lowtide.runtime.program import Program
 COLUMNS = ("operator", "mode", "samples", "same", "fewer", "refused", "different", "raised", "dead", "why")
 _COUNTED = COLUMNS[3:-1]
 _QUIET = {
-    "alias", "arange", "as_strided", "cat", "clone", "stack", "contiguous", "copy", "detach", "diagonal", "empty", "empty_like", "empty_permuted",
-    "empty_strided", "eq_size", "expand", "fill", "full", "full_like", "imag", "is_nonzero", "item", "lift_fresh", "new_empty",
-    "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "real", "resize", "resolve_conj", "resolve_neg",
-    "result_type", "scalar_tensor", "select", "set", "slice", "split", "split_with_sizes", "squeeze", "t", "to", "transpose", "unbind",
-    "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real", "zero", "zeros", "zeros_like", "_conj", "_local_scalar_dense",
-    "_neg_view", "_reshape_alias", "_to_copy", "_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "resize_as", "_resize_output",
-    "_efficientzerotensor", "select_backward", "slice_backward", "diagonal_backward", "select_scatter", "slice_scatter", "as_strided_scatter",
-    "diagonal_scatter", "record_stream", "_has_compatible_shallow_copy_type", "is_same_size", "narrow", "swapdims", "movedim",
-    "unfold_backward_", "view_as", "cudnn_is_acceptable", "_cudnn_init_dropout_state", "stride", "size",
-}  # fmt: skip
+    "_local_scalar_dense", "_reshape_alias", "_resize_output", "_to_copy", "arange", "as_strided_scatter", "cat", "clone", "copy",
+    "cudnn_is_acceptable", "_cudnn_init_dropout_state", "diagonal_backward", "diagonal_scatter", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "_efficientzerotensor", "fill", "full", "full_like", "is_same_size", "item", "new_empty", "new_empty_strided",
+    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "record_stream", "resize", "resize_as", "result_type", "scalar_tensor",
+    "select_backward", "select_scatter", "set", "slice_backward", "slice_scatter", "stack", "unfold_backward", "zero", "zeros",
+    "zeros_like",
+}  # fmt: skip  # copies and questions, which change no bits; views are known by their schemas
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def _innermost(event: Any, found: Recorded) -> bool:
     if space not in ("aten", "torchvision") or not name:
         return False
     plain = name.removesuffix("_out").rstrip("_") or name
-    if plain in _QUIET or _composite(name):
+    if plain in _QUIET or _calls_or_looks(name):
         return False
     found.calls[f"{plain}({', '.join(map(_said, _read(plain, event.typed[1].inputs)))})"] += 1
     return True
@@ -112,12 +109,16 @@ def _taken(name: str) -> tuple[int, int]:
 
 
 @functools.cache
-def _composite(name: str) -> bool:
-    """Whether it computes by calling others alone."""
+def _calls_or_looks(name: str) -> bool:
+    """Whether it computes by calling others alone, or makes views."""
     packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = [f"aten::{name}.{each}" if each != "default" else f"aten::{name}" for each in packet.overloads()] if packet is not None else []
-    return bool(names) and all(not torch._C._dispatch_has_kernel(each) or has(each, "CompositeImplicitAutograd") for each in names)
+    known = [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
+    return bool(overloads) and all(
+        has(each.name(), "CompositeImplicitAutograd") or each.is_view or "unsafe" in name or name in ("detach", "alias", "lift_fresh")
+        for each in known
+    )
 
 
 def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
@@ -131,14 +132,16 @@ def row(info: Any, dtype: str, training: bool, most: int) -> Row:
     found: Row = {"mode": "training" if training else "inference", "samples": 0}
     if info.name in MEMORY_AS_FOUND:
         return found | {"why": "gives memory as it finds it"}
-    if training and not info.supports_autograd or torch.float32 not in info.dtypes:
+    if (training and not info.supports_autograd) or torch.float32 not in info.dtypes:
         return found
     try:
         samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=training))
     except Exception as error:
         return found | {"why": f"no samples: {type(error).__name__}"}
     chosen = samples[:: max(1, len(samples) // most)][:most] if most else samples
-    verdicts = [verdict(info, on_device(sample), training, dtype) for sample in chosen]
+    autocast = None if dtype == "float32" else getattr(torch, dtype)
+    ways = [None] if autocast is None else [None, autocast]  # of each sample: as it is, and as autocast's products hand it on
+    verdicts = [verdict(info, on_device(sample, low), training, autocast) for sample in chosen for low in ways]
     counts = Counter(what for what, _ in verdicts)
     reasons = dict.fromkeys(f"{why} in eager" if what == "not in eager" else why for what, why in verdicts if why)
     found |= {what: counts[what] for what in _COUNTED}
@@ -154,20 +157,20 @@ class OnDevice:
     kwargs: Any
 
 
-def on_device(sample: Any) -> OnDevice:
-    """The same sample on the GPU."""
-    return OnDevice(*tree_map(_moved, (sample.input, sample.args, sample.kwargs)))
+def on_device(sample: Any, low: torch.dtype | None = None) -> OnDevice:
+    """The same sample on the GPU, in low precision where one is given."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            dtype = low if low and leaf.dtype is torch.float32 else leaf.dtype
+            return leaf.detach().to("cuda", dtype).requires_grad_(leaf.requires_grad)
+        return "cuda" if leaf in ("cpu", torch.device("cpu")) else leaf
+
+    return OnDevice(*tree_map(moved, (sample.input, sample.args, sample.kwargs)))
 
 
-def _moved(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().cuda().requires_grad_(leaf.requires_grad)
-    return "cuda" if leaf in ("cpu", torch.device("cpu")) else leaf
-
-
-def verdict(info: Any, sample: Any, training: bool, dtype: str) -> tuple[str, str]:
+def verdict(info: Any, sample: Any, training: bool, autocast: torch.dtype | None) -> tuple[str, str]:
     """What became of a sample: same, refused, different, raised, or "not in eager"; and why."""
-    autocast = None if dtype == "float32" else getattr(torch, dtype)
 
     def made() -> tuple[Any, Any]:
         torch.manual_seed(0)

@@ -137,10 +137,7 @@ class _RunningProductInPlace(FormulaFunction):
         ctx.dim = dim
         return result
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        values, result = ctx.saved_tensors
-        return _running_product_gradient(grad, values, result, ctx.dim), None
+    backward = _RunningProduct.backward
 
 
 def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:

@@ -14,28 +14,19 @@ from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas,
 _ATEN, _MEAN = torch.ops.aten, 1
 
 
-@formula(_ATEN.linalg_svdvals.default)
-def _svdvals(op: OpOverload, matrix: Tensor, *, driver: str | None = None) -> Tensor:
-    """Singular values alone: eager computes the vectors only where a gradient needs them."""
+_VALUES_ALONE = {
+    _ATEN.linalg_svdvals.default: lambda matrix, driver=None: _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1],
+    _ATEN.linalg_eigvalsh.default: lambda matrix, triangle="L": _ATEN._linalg_eigh.default(matrix, triangle, False)[0],
+    _ATEN.linalg_eigvals.default: _ATEN._linalg_eigvals.default,
+}
+
+
+@formula(*_VALUES_ALONE)
+def _values_alone(op: OpOverload, matrix: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Singular values and eigenvalues: eager computes the vectors only where a gradient needs them."""
     if wants_gradient(matrix):
-        return op(matrix, driver=driver)  # type: ignore[no-any-return]
-    (matrix,) = before_autocast(op, matrix)
-    return _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1]  # type: ignore[no-any-return]
-
-
-@formula(_ATEN.linalg_eigvalsh.default)
-def _eigvalsh(op: OpOverload, matrix: Tensor, triangle: str = "L") -> Tensor:
-    if wants_gradient(matrix):
-        return op(matrix, triangle)  # type: ignore[no-any-return]
-    (matrix,) = before_autocast(op, matrix)
-    return _ATEN._linalg_eigh.default(matrix, triangle, False)[0]  # type: ignore[no-any-return]
-
-
-@formula(_ATEN.linalg_eigvals.default)
-def _eigvals(op: OpOverload, matrix: Tensor) -> Tensor:
-    if wants_gradient(matrix):
-        return op(matrix)  # type: ignore[no-any-return]
-    return _ATEN._linalg_eigvals.default(*before_autocast(op, matrix))  # type: ignore[no-any-return]
+        return op(matrix, *args, **kwargs)  # type: ignore[no-any-return]
+    return _VALUES_ALONE[op](*before_autocast(op, matrix), *args, **kwargs)  # type: ignore[no-any-return]
 
 
 _RANKS = {
