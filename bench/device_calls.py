@@ -15,6 +15,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ from lowtide.runtime.program import Program
 COLUMNS = ("operator", "mode", "samples", "same", "fewer", "refused", "different", "raised", "dead", "why")
 _COUNTED = COLUMNS[3:-1]
 _QUIET = {
-    "_local_scalar_dense", "_reshape_alias", "_resize_output", "_to_copy", "arange", "as_strided_scatter", "cat", "clone", "copy",
+    "_local_scalar_dense", "_reshape_alias", "_resize_output", "_to_copy", "arange", "as_strided", "as_strided_scatter", "cat", "clone",
+    "copy", "detach", "lift_fresh", "lift_fresh_copy",
     "cudnn_is_acceptable", "_cudnn_init_dropout_state", "diagonal_backward", "diagonal_scatter", "empty", "empty_like", "empty_permuted",
     "empty_strided", "_efficientzerotensor", "fill", "full", "full_like", "is_same_size", "item", "new_empty", "new_empty_strided",
     "new_full", "new_ones", "new_zeros", "ones", "ones_like", "record_stream", "resize", "resize_as", "result_type", "scalar_tensor",
@@ -170,15 +172,23 @@ def on_device(sample: Any, low: torch.dtype | None = None) -> OnDevice:
 
 
 def verdict(info: Any, sample: Any, training: bool, autocast: torch.dtype | None) -> tuple[str, str]:
-    """What became of a sample: same, refused, different, raised, or "not in eager"; and why."""
+    """What became of a sample."""
 
     def made() -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = Sample(info, sample, training, autocast, "cuda")
         return model, torch.optim.SGD(model.parameters(), 0.5, foreach=False) if training else None
 
+    return compared(made)
+
+
+def compared(made: Callable[[], tuple[Any, Any]]) -> tuple[str, str]:
+    """What became of a model without arguments, and perhaps an optimizer, that `made` makes anew: a column of the table, and why.
+
+    "not in eager": eager raises, or calls other operators the next time.
+    """
     try:
-        expected, again = (recorded(lambda: _eagerly(*made())) for _ in range(2))
+        expected, again = (recorded(partial(eagerly, *made())) for _ in range(2))
     except Exception as error:  # whatever it is: it is eager's
         return "not in eager", type(error).__name__
     if expected != again:
@@ -201,7 +211,8 @@ def _text(calls: Counter[str]) -> str:
     return " ".join(f"{count} x {call}" if count > 1 else call for call, count in calls.items()) or "nothing else"
 
 
-def _eagerly(model: Any, optimizer: Any) -> None:
+def eagerly(model: Any, optimizer: Any) -> None:
+    """One call, or one step of training, as PyTorch does it."""
     if optimizer is None:
         with torch.no_grad():
             model()

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.capture.formulas.dispatch import formula, has_formula
 
@@ -22,7 +23,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _OTHERS = ("CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "SparseCPU", "NestedTensorCPU")
 _under_autocast: ContextVar[OpOverload | None] = ContextVar("under_autocast", default=None)  # the operator that was called so
-_known: dict[tuple[Any, ...], bool] = {}  # by operator, device and dtypes
+_known: dict[tuple[Any, ...], bool] = {}  # whether autocast changes a call, by operator, device and what else decides
 
 
 def _operators() -> Iterator[OpOverload]:
@@ -91,6 +92,29 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
         except Exception:  # a call that fails does so where it is recorded, too
             return None
     return cast if _known[asked] else None
+
+
+def before_autocast(op: OpOverload, *args: Any) -> tuple[Any, ...]:
+    """The arguments as autocast hands them to an operator that it runs in full precision; the same ones where it casts none.
+
+    What it does with an operator is another matter on each device: on some it tells the operator of what dtype its result is to be.
+    """
+    given = next(item for item in args if isinstance(item, torch.Tensor))
+    kind = given.device.type
+    listed = _has_kernel(op.name(), f"Autocast{kind.upper()}")
+    if not listed or not torch.is_autocast_enabled(kind) or not any(map(_is_low, args)):
+        return args
+    if (asked := (op, kind, given.dim())) not in _known:
+        with _disable_current_modes(), FakeTensorMode(), torch.no_grad():
+            alike = [
+                torch.empty([1] * item.dim(), dtype=item.dtype, device=kind) if isinstance(item, torch.Tensor) else item for item in args
+            ]
+            _known[asked] = "aten::_to_copy" in names_called(lambda: op(*alike))
+    return tuple(item.to(torch.float32) if _known[asked] and _is_low(item) else item for item in args)
+
+
+def _is_low(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype in (torch.float16, torch.bfloat16)
 
 
 def names_called(kernel: Callable[[], Any]) -> list[str]:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
-from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas, formula, wants_gradient
+from lowtide.capture.formulas.autocast import before_autocast
+from lowtide.capture.formulas.dispatch import calling_formulas, formula, wants_gradient
 
 _ATEN, _MEAN = torch.ops.aten, 1
 
@@ -61,7 +62,7 @@ def _cross_entropy(
         return op(logits, target, weight, reduction, ignore_index, label_smoothing)  # type: ignore[no-any-return]
     device = logits.device.type
     autocast = torch.is_autocast_enabled(device)
-    logits, weight = before_autocast(op, logits, weight)
+    logits, _, weight = before_autocast(op, logits, target, weight)
     listed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
     with torch.autocast(device, enabled=autocast and not listed):
         return _smoothed(logits, target, weight, ignore_index, label_smoothing)
