@@ -35,6 +35,7 @@ from lowtide.lower.python import lower
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.program import Program
 
+_NUMBERED = {"5": "float16", "6": "float32", "15": "bfloat16"}  # dtypes, as the profiler names them where they are told
 COLUMNS = ("operator", "mode", "samples", "same", "fewer", "refused", "different", "raised", "dead", "why")
 _COUNTED = COLUMNS[3:-1]
 _QUIET = {
@@ -81,7 +82,10 @@ def _innermost(event: Any, found: Recorded) -> bool:
     plain = name.removesuffix("_out").rstrip("_") or name
     if plain in _QUIET or _calls_or_looks(name):
         return False
-    found.calls[f"{plain}({', '.join(map(_said, _read(plain, event.typed[1].inputs)))})"] += 1
+    said = [_said(each) for each in _read(plain, event.typed[1].inputs)]
+    if len(said) > 1 and said[0].startswith(_NUMBERED.get(said[-1], "-")):
+        said[-1] = "None"  # told to make of what it is given the dtype that this has, as it would without
+    found.calls[f"{plain}({', '.join(said)})"] += 1
     return True
 
 

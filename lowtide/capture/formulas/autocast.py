@@ -17,21 +17,23 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from lowtide.capture.calls import tensors_in
 from lowtide.capture.formulas.dispatch import formula, has_formula
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_ON_A_GPU = {"aten::trace", "aten::mvlgamma"}  # kernels for a GPU alone that call others, and look at no memory
 _OTHERS = ("CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "SparseCPU", "NestedTensorCPU")
 _under_autocast: ContextVar[OpOverload | None] = ContextVar("under_autocast", default=None)  # the operator that was called so
 _known: dict[tuple[Any, ...], bool] = {}  # whether autocast changes a call, by operator, device and what else decides
 
 
 def _operators() -> Iterator[OpOverload]:
-    """Those that every device computes by other operators."""
-    for name in sorted({name for key in _KERNELS for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}):
+    """Those that every device computes by other operators, and those that a GPU does."""
+    for name in sorted(_ON_A_GPU.union(*map(torch._C._dispatch_get_registrations_for_dispatch_key, _KERNELS))):
         space, _, full = name.partition("::")
         base, _, overload = full.partition(".")
-        if space != "aten" or any(_has_kernel(name, key) for key in _OTHERS):
+        if space != "aten" or (name not in _ON_A_GPU and any(_has_kernel(name, key) for key in _OTHERS)):
             continue
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
         if op is not None and not has_formula(op) and _computes(op):
@@ -73,7 +75,9 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     if _under_autocast.get() is not func or not tensors:
         return None
     kind = tensors[0].device.type
-    key = next(key for key in _KERNELS if _has_kernel(func.name(), key))
+    key = next((key for key in _KERNELS if _has_kernel(func.name(), key)), "CUDA")
+    if key == "CUDA" != kind.upper():
+        return None
     autograd, autocast = torch._C.DispatchKey.AutogradFunctionality, getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}")
 
     def kernel() -> Any:
@@ -88,7 +92,7 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     asked = (func, kind, torch.get_autocast_dtype(kind), *(tensor.dtype for tensor in tensors))
     if asked not in _known:
         try:
-            _known[asked] = names_called(cast) != names_called(kernel)
+            _known[asked] = _calls_of(cast) != _calls_of(kernel)
         except Exception:  # a call that fails does so where it is recorded, too
             return None
     return cast if _known[asked] else None
@@ -119,20 +123,24 @@ def _is_low(item: Any) -> bool:
 
 def names_called(kernel: Callable[[], Any]) -> list[str]:
     """The operators that it calls beneath autograd, by name."""
-    calls = _Calls()
-    with calls:
+    return [name for name, _ in _calls_of(kernel)]
+
+
+def _calls_of(kernel: Callable[[], Any]) -> list[tuple[str, list[torch.dtype]]]:
+    with _Calls() as calls:
         kernel()
-    return calls.names
+    return calls.made
 
 
 class _Calls(TorchDispatchMode):
-    """Takes down what is called."""
+    """Takes down what is called, and of what dtypes the results are."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
+        self.made: list[tuple[str, list[torch.dtype]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # questions, which autocast asks as well: `prim::device` of a fake
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
+            self.made.append((func.name(), [tensor.dtype for tensor in tensors_in((out,))]))
+        return out

@@ -175,37 +175,24 @@ def _shared_gradient(grad: Tensor, values: Tensor, result: Tensor) -> Tensor:
 # Filling with a trained value.
 
 
-@formula(_ATEN.masked_fill.Tensor)
+@formula(_ATEN.masked_fill.Tensor, _ATEN.masked_fill_.Tensor)
 def _masked_fill(op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    return _MaskedFill.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
-
-
-@formula(_ATEN.masked_fill_.Tensor)
-def _masked_fill_in_place(op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    return _MaskedFillInPlace.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
+    return _MaskedFill.of(op, tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
 
 
 class _MaskedFill(FormulaFunction):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return _ATEN.masked_fill.Tensor(tensor, mask, value)  # type: ignore[no-any-return]
+        if op._schema.is_mutable:
+            ctx.mark_dirty(tensor)
+        return op(tensor, mask, value)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None, Tensor]:
         (mask,) = ctx.saved_tensors
-        filled = grad.masked_fill(mask, 0) if ctx.needs_input_grad[0] else None
-        return filled, None, _MaskedSum.of(grad, mask)
-
-
-class _MaskedFillInPlace(FormulaFunction):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        ctx.mark_dirty(tensor)
-        return _ATEN.masked_fill_.Tensor(tensor, mask, value)  # type: ignore[no-any-return]
-
-    backward = _MaskedFill.backward
+        filled = grad.masked_fill(mask, 0) if ctx.needs_input_grad[1] else None
+        return None, filled, None, _MaskedSum.of(grad, mask)
 
 
 class _MaskedSum(FormulaFunction):
