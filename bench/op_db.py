@@ -31,7 +31,7 @@ from bench.torch_db.made_up import made_up
 from bench.torch_db.trial import Verdict, alike, verdict
 
 COLUMNS = ("operator", "mode", "samples", "right", "refused", "different", "raised", "dead", "idle", "why")
-_MEMORY_AS_FOUND = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+MEMORY_AS_FOUND = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 _COUNTED = ("right", "refused", "different", "raised", "dead")
 
 
@@ -75,9 +75,10 @@ def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
 
 def row(info: Any, precise: str, training: bool, most: int) -> Row:
     """All samples of an operator in one mode."""
-    dtype, autocast = precision(precise)
+    dtype, under_autocast = precision(precise)
+    autocast = torch.bfloat16 if under_autocast else None
     found: Row = {"mode": "training" if training else "inference", "samples": 0}
-    if info.name in _MEMORY_AS_FOUND:
+    if info.name in MEMORY_AS_FOUND:
         return found | {"why": "gives memory as it finds it"}
     supported = info.supported_backward_dtypes("cpu") if training and info.supports_autograd else info.dtypes
     if dtype not in supported or (training and not info.supports_autograd):
@@ -94,7 +95,7 @@ def row(info: Any, precise: str, training: bool, most: int) -> Row:
     return found | {"idle": sum(idle for _, idle in verdicts), "why": " | ".join(filter(None, reasons))[:400]}
 
 
-def tried(info: Any, sample: Any, training: bool, autocast: bool) -> tuple[Verdict, bool]:
+def tried(info: Any, sample: Any, training: bool, autocast: torch.dtype | None) -> tuple[Verdict, bool]:
     """One sample, and whether an idle mode changes eager's bits."""
     program = Program(info, sample, training, autocast)
     found = verdict(program.eager, program.ours)
@@ -116,9 +117,9 @@ class Idle(TorchDispatchMode):
 class Sample(nn.Module):
     """A call of an operator: its differentiable inputs are parameters, its other tensors buffers."""
 
-    def __init__(self, info: Any, sample: Any, training: bool, autocast: bool) -> None:
+    def __init__(self, info: Any, sample: Any, training: bool, autocast: torch.dtype | None, device: str = "cpu") -> None:
         super().__init__()
-        self.op, self.autocast = info.op, autocast
+        self.op, self.autocast, self.device = info.op, autocast, device
         self.leaves, self.spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
         self.leaves = list(self.leaves)
         for at, leaf in enumerate(self.leaves):
@@ -137,14 +138,14 @@ class Sample(nn.Module):
         held = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
         leaves = [held.get(f"p{at}", held.get(f"b{at}", leaf)) for at, leaf in enumerate(self.frozen)]
         args, kwargs = tree_unflatten(leaves, self.spec)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
             return self.op(*args, **kwargs)
 
 
 class Program:
     """One sample as a program."""
 
-    def __init__(self, info: Any, sample: Any, training: bool, autocast: bool) -> None:
+    def __init__(self, info: Any, sample: Any, training: bool, autocast: torch.dtype | None) -> None:
         self.training, self.given = training, (info, sample, training, autocast)
 
     def eager(self) -> Any:
@@ -184,7 +185,7 @@ def loss(model: nn.Module) -> torch.Tensor:
 
 def _weighted(part: torch.Tensor) -> torch.Tensor:
     real = torch.view_as_real(part) if part.is_complex() else part
-    weights = torch.linspace(0.3, 1.7, real.numel(), dtype=torch.float64).reshape(real.shape).to(real.dtype)
+    weights = torch.linspace(0.3, 1.7, real.numel(), dtype=torch.float64, device=real.device).reshape(real.shape).to(real.dtype)
     return (real * weights).sum()
 
 

@@ -71,6 +71,8 @@ def with_views(graph: Graph, issue_us: Sequence[float]) -> list[float]:
     return times_us
 
 
+_SOON = 10  # times as long as a launch: what is copied before is quick
+_NO_ROOM = 0.02  # share of the bytes that may go
 _CALLS = 3  # of torch's for a copy or a wait: each takes the host about what an operator does
 
 
@@ -85,15 +87,23 @@ class Links:
 
     @classmethod
     def of(cls, problem: OrderProblem, storable: Sequence[bool], device: Device) -> Links:
-        """By tensor, over a device's links. What takes not much longer to copy than to launch is not worth an entry."""
-        sizes = problem.tensor_bytes.tolist()
-        store_us = np.array([device.store_us(nbytes) for nbytes in sizes], np.float64)
-        load_us = np.array([device.load_us(nbytes) for nbytes in sizes], np.float64)
-        return cls(np.array(storable, np.bool_) & (store_us > 10 * device.launch_us), store_us, load_us, _CALLS * device.issue_us)
+        """By tensor, over a device's links. What is quick to copy and makes no room to speak of is not worth an entry."""
+        nbytes, may_go = problem.tensor_bytes, np.array(storable, np.bool_)
+        store_us = np.array([device.store_us(each) for each in nbytes.tolist()], np.float64)
+        load_us = np.array([device.load_us(each) for each in nbytes.tolist()], np.float64)
+        worth = may_go & ((store_us > _SOON * device.launch_us) | (nbytes > _negligible_bytes(nbytes[may_go])))
+        return cls(worth, store_us, load_us, _CALLS * device.issue_us)
 
     @classmethod
     def none(cls, tensors: int) -> Links:
         return cls(np.zeros(tensors, np.bool_), np.zeros(tensors), np.zeros(tensors))
+
+
+def _negligible_bytes(sizes: Ints) -> int:
+    """The size up to which all tensors together are a small share of these."""
+    rising, counts = np.unique(sizes, return_counts=True)
+    up_to = np.cumsum(rising * counts)
+    return int(rising[up_to <= _NO_ROOM * sizes.sum()].max(initial=0))
 
 
 @dataclass(frozen=True, eq=False)

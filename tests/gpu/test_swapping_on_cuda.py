@@ -33,8 +33,8 @@ def _deterministic(monkeypatch):
 
 def _convnet():
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)]
-    model = nn.Sequential(*layers, nn.ReLU(), nn.Dropout(0.1), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10)).to(DEVICE)
+    layers = [each for width in (3, 64, 64) for each in (nn.Conv2d(width, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Dropout(0.1), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 10)).to(DEVICE)
     batch = torch.randn(16, 3, 64, 64, device=DEVICE), torch.randint(0, 10, (16,), device=DEVICE)
     return model, batch, lambda model, x, y: F.cross_entropy(model(x), y)
 

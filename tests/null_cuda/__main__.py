@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.null_cuda.build import NoNullDeviceError, built, libraries
+from tests.null_cuda.build import LOADED, NoNullDeviceError, built, libraries
 
 NONE = 77  # exit status where there can be no null device
 
@@ -18,7 +18,7 @@ def main(command: list[str]) -> int:
         return NONE
     environment = {
         **os.environ,
-        "LD_PRELOAD": str(folder / "libnull.so"),
+        "LD_PRELOAD": os.pathsep.join(str(folder / name) for name in LOADED),
         "LD_LIBRARY_PATH": os.pathsep.join([str(folder), str(libraries()), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep),
         "TRITON_LIBCUDA_PATH": str(folder),
         "TORCH_CUDNN_V8_API_DISABLED": "1",

@@ -1,7 +1,7 @@
 """Builds the null device for the torch at hand, once for each state of its sources and of torch.
 
 takes   a folder to keep it in; a CUDA build of torch, whose wheels bring CUDA's headers; the system's C compiler
-leaves  libraries in a folder: libnull.so, which is to be loaded before all others, libcuda.so.1 and libnvidia-ml.so.1
+leaves  libraries in a folder: those of `LOADED`, which are to be loaded before all others, libcuda.so.1 and libnvidia-ml.so.1
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import tempfile
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_SOURCES = tuple(_HERE / name for name in ("runtime.c", "libraries.c", "driver.c"))
+_SOURCES = tuple(_HERE / name for name in ("runtime.c", "libraries.c", "driver.c", "compiler.c"))
+LOADED = ("libnull.so", "libnvrtc.so")
 _MISSING = _HERE.parents[1] / "lowtide" / "cuda" / "headers"  # what CUDA's headers want and the packages lack
 _NEEDING = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so")
-_CUDAS = re.compile(r"(__cuda|cuda[A-Z]|cublas|cusparse|cusolver|cufft|curand|cudnn|nvrtc|nccl|cupti|cu[A-Z])\w*")
+_CUDAS = re.compile(r"(__cuda|cuda[A-Z]|cublas|cusparse|cusolver|cufft|curand|cudnn|nccl|cupti|cu[A-Z])\w*")
 _FLAGS = ("-w", "-O1", "-fPIC", "-shared", "-D_GNU_SOURCE")
 
 
@@ -45,14 +46,14 @@ def built(cache: Path) -> Path:
     target = cache / f"null-cuda-{key.hexdigest()[:12]}"
     if target.is_dir():
         return target
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or shutil.which("nm") is None:
-        raise NoNullDeviceError("it takes a C compiler and nm (binutils)")
+    cc = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if cc is None or shutil.which("nm") is None or shutil.which("objdump") is None:
+        raise NoNullDeviceError("it takes a C compiler, nm and objdump (binutils)")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as name:
         folder = Path(name) / "built"
         folder.mkdir()
-        _compile(compiler, folder, torch, include)
+        _compile(cc, folder, torch, include)
         try:
             folder.rename(target)
         except OSError:  # another process was faster
@@ -61,29 +62,41 @@ def built(cache: Path) -> Path:
     return target
 
 
-def _compile(compiler: str, folder: Path, torch: Path, include: list[str]) -> None:
+def _compile(cc: str, folder: Path, torch: Path, include: list[str]) -> None:
     flags = [*_FLAGS, *(f"-I{each}" for each in include), "-idirafter", str(_MISSING)]
-    runtime, libraries, driver = _SOURCES
+    runtime, libraries, driver, compiler = _SOURCES
     rest = folder / "rest.c"
     rest.write_text(_nothing(_undefined(torch) - _defined(runtime, libraries)))
-    _run([compiler, *flags, str(runtime), str(libraries), str(rest), "-o", str(folder / "libnull.so"), "-lpthread"])
+    _run([cc, *flags, str(runtime), str(libraries), str(rest), "-o", str(folder / "libnull.so"), "-lpthread"])
     header = next(path for each in include if (path := Path(each, "cuda.h")).exists())
     names = set(re.findall(r"CUDAAPI (cu\w+)", header.read_text()))
     names |= {name + suffix for name in names for suffix in ("_v2", "_v3", "_v4")}
     rest.write_text(_nothing(names - _defined(driver)))
-    _run([compiler, *flags, "-Wl,-soname,libcuda.so.1", str(driver), str(rest), "-o", str(folder / "libcuda.so.1")])
+    _run([cc, *flags, "-Wl,-soname,libcuda.so.1", str(driver), str(rest), "-o", str(folder / "libcuda.so.1")])
+    header = next(path for each in include if (path := Path(each, "nvrtc.h")).exists())
+    rest.write_text(_nothing(set(re.findall(r"nvrtcResult (nvrtc\w+)\(", header.read_text())) - _defined(compiler)))
+    soname = next(name for name in _needed(torch / "libcaffe2_nvrtc.so") if name.startswith("libnvrtc."))
+    _run([cc, *flags, f"-Wl,-soname,{soname},--default-symver", str(compiler), str(rest), "-o", str(folder / "libnvrtc.so")])
     wanted = {name.decode() for name in re.findall(rb"nvml[A-Z]\w+", (torch / "libc10_cuda.so").read_bytes())}
     rest.write_text("\n".join(f"int {name}() {{ return 0; }}" for name in sorted(wanted)))
-    _run([compiler, *flags, "-Wl,-soname,libnvidia-ml.so.1", str(rest), "-o", str(folder / "libnvidia-ml.so.1")])
+    _run([cc, *flags, "-Wl,-soname,libnvidia-ml.so.1", str(rest), "-o", str(folder / "libnvidia-ml.so.1")])
     rest.unlink()
 
 
 def _include(torch: Path) -> list[str]:
     packages = torch.parent.parent / "nvidia"
-    found = [str(path.parent) for name in ("cuda_runtime_api.h", "cudnn.h") for path in sorted(packages.glob(f"*/include/{name}"))]
-    if len(found) < 2:
-        raise NoNullDeviceError(f"the headers of CUDA's runtime and of cuDNN are not among the packages beside torch, in {packages}")
+    found = [
+        str(path.parent) for name in ("cuda_runtime_api.h", "cudnn.h", "nvrtc.h") for path in sorted(packages.glob(f"*/include/{name}"))
+    ]
+    if len(found) < 3:
+        raise NoNullDeviceError(
+            f"the headers of CUDA's runtime, of its compiler and of cuDNN are not among the packages beside torch, in {packages}"
+        )
     return found
+
+
+def _needed(library: Path) -> list[str]:
+    return re.findall(r"NEEDED\s+(\S+)", _run(["objdump", "-p", str(library)]))
 
 
 def _undefined(torch: Path) -> set[str]:

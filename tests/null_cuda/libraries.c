@@ -32,6 +32,7 @@ DESCRIPTOR(Convolution, cudnnConvolutionDescriptor_t)
 DESCRIPTOR(Dropout, cudnnDropoutDescriptor_t)
 DESCRIPTOR(Activation, cudnnActivationDescriptor_t)
 DESCRIPTOR(RNN, cudnnRNNDescriptor_t)
+DESCRIPTOR(CTCLoss, cudnnCTCLossDescriptor_t)
 DESCRIPTOR(RNNData, cudnnRNNDataDescriptor_t)
 
 static size_t width_of(int dtype) { return dtype == CUDNN_DATA_DOUBLE ? 8 : dtype == CUDNN_DATA_HALF || dtype == CUDNN_DATA_BFLOAT16 ? 2 : 4; }
@@ -133,6 +134,14 @@ cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
   *out = bytes_of(x) / 32;
   return 0;
 }
+
+// Losses of connectionist classification.
+cudnnStatus_t cudnnGetCTCLossWorkspaceSize(
+    cudnnHandle_t handle, const cudnnTensorDescriptor_t x, const cudnnTensorDescriptor_t dx, const int* labels, const int* label_lengths,
+    const int* lengths, cudnnCTCLossAlgo_t algorithm, cudnnCTCLossDescriptor_t by, size_t* out) { *out = bytes_of(x); return 0; }
+cudnnStatus_t cudnnGetCTCLossWorkspaceSize_v8(
+    cudnnHandle_t handle, cudnnCTCLossAlgo_t algorithm, cudnnCTCLossDescriptor_t by, const cudnnTensorDescriptor_t x,
+    const cudnnTensorDescriptor_t dx, size_t* out) { *out = bytes_of(x); return 0; }
 
 // Recurrent networks. All matrices of all layers lie one behind the other, then all biases.
 cudnnStatus_t cudnnSetRNNDescriptor_v8(

@@ -13,6 +13,7 @@ from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.problems.order import OrderProblem
+from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.evict.eviction import Bias, ScoreWeights, evict
@@ -150,6 +151,26 @@ def test_a_fast_link_makes_swapping_free_where_nothing_can_be_repeated():
     cost = cost_of(problem, found.sequence)
     assert cost.peak_bytes <= 400
     assert cost.time_us == plain.time_us  # every copy is hidden behind an operator
+
+
+@pytest.mark.parametrize("launch_us", [0.01, 10.0, 1e6])
+def test_a_limit_is_met_by_copies_however_quick_they_are(launch_us):
+    """Beside a launch a copy takes nothing, or everything: room is what it makes."""
+    problem, order = stored_chain(8), np.arange(16, dtype=np.int32)
+    link = dataclasses.replace(preset("h100"), launch_us=launch_us, issue_us=launch_us)
+    linked_by = dataclasses.replace(problem, links=Links.of(problem.problem, problem.links.storable, link))
+    assert (linked_by.links.storable == problem.links.storable).all()
+    found = evict(linked_by, order, 400, ScoreWeights(store_above=0.0))
+    assert cost_of(linked_by, found.sequence).peak_bytes <= 400
+
+
+def test_what_makes_no_room_is_not_worth_a_quick_copy():
+    link = dataclasses.replace(preset("h100"), launch_us=10.0)
+    tasks = [Task(f"n{i}", makes=(i,)) for i in range(12)]
+    sizes = [10**6] * 5 + [400, 400, 3 * 10**5] + [10**8] * 4  # the quick ones make room only beside one another
+    for these, wanted in ((range(12), [*[False] * 8, *[True] * 4]), (range(8), [*[True] * 5, False, False, True])):
+        problem = OrderProblem.of([sizes[i] for i in these], tasks[: len(these)], kept=[0])
+        assert Links.of(problem, [True] * len(these), link).storable.tolist() == wanted
 
 
 def _training_step(layers, nbytes):

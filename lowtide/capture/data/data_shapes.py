@@ -158,7 +158,7 @@ class Recording(Protocol):
 def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple[Any, ...]) -> Any:
     """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows, and does more than check it."""
     try:
-        return recorder.reader.number(recorder.draft, op, *recorded)
+        return recorder.reader.number(recorder.draft, op, _that_matter(recorder, op, recorded[0]), recorded[1])
     except UnreadableError as why:
         asks = op is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
         if asks and (certain := _of_draw(recorder, args[0])) is not None:
@@ -194,8 +194,7 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
     matter = operators.row(op).shaped_by
     varies = any(_varies(arg) for at, arg in enumerate(args) if matter is None or at in matter)
-    if matter is not None:
-        args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
+    args = _that_matter(recorder, op, args)
     try:
         outcome = recorder.reader.results(recorder.draft, op, args, kwargs)
         if varies:  # only now: where no batch can say it, that is what is told
@@ -236,8 +235,11 @@ def _varies(arg: Arg) -> bool:
     return isinstance(arg, Value) and not all(isinstance(extent, int) for extent in arg.shape)
 
 
-def _made_up(recorder: Recording, arg: Arg) -> Arg:
-    return recorder.reader.made_up(arg) if isinstance(arg, Value) else arg
+def _that_matter(recorder: Recording, op: OpOverload, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """The arguments, with made-up tensors for those whose data decides nothing."""
+    matter = operators.row(op).shaped_by
+    decides = (matter is None or at in matter or not isinstance(arg, Value) for at, arg in enumerate(args))
+    return tuple(arg if it else recorder.reader.made_up(arg) for it, arg in zip(decides, args, strict=True))  # type: ignore[arg-type]
 
 
 def _constant(real: torch.Tensor) -> torch.Tensor:

@@ -180,6 +180,19 @@ def _ctc_loss(
     return (losses / torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device).clamp_min(1)).mean()
 
 
+@formula(_aten.ctc_loss.Tensor)
+def _ctc_loss_of_tensors(
+    op: OpOverload,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *settings: Any,
+) -> Any:
+    """Lengths that lie on the host beside a device's data: eager makes numbers of them wherever they lie, a fake kernel does not."""
+    return op(log_probs, targets, input_lengths.to(log_probs.device), target_lengths.to(log_probs.device), *settings)
+
+
 @formula(_aten._pad_packed_sequence.default)
 def _pad_packed_sequence(
     op: OpOverload, data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int

@@ -14,23 +14,26 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from lowtide.capture.calls import tensors_in
 from lowtide.capture.formulas.dispatch import formula, has_formula
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_ON_A_GPU = {"aten::trace", "aten::mvlgamma"}  # kernels for a GPU alone that call others, and look at no memory
 _OTHERS = ("CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "SparseCPU", "NestedTensorCPU")
 _under_autocast: ContextVar[OpOverload | None] = ContextVar("under_autocast", default=None)  # the operator that was called so
-_known: dict[tuple[Any, ...], bool] = {}  # by operator, device and dtypes
+_known: dict[tuple[Any, ...], bool] = {}  # whether autocast changes a call, by operator, device and what else decides
 
 
 def _operators() -> Iterator[OpOverload]:
-    """Those that every device computes by other operators."""
-    for name in sorted({name for key in _KERNELS for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}):
+    """Those that every device computes by other operators, and those that a GPU does."""
+    for name in sorted(_ON_A_GPU.union(*map(torch._C._dispatch_get_registrations_for_dispatch_key, _KERNELS))):
         space, _, full = name.partition("::")
         base, _, overload = full.partition(".")
-        if space != "aten" or any(_has_kernel(name, key) for key in _OTHERS):
+        if space != "aten" or (name not in _ON_A_GPU and any(_has_kernel(name, key) for key in _OTHERS)):
             continue
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
         if op is not None and not has_formula(op) and _computes(op):
@@ -72,7 +75,9 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     if _under_autocast.get() is not func or not tensors:
         return None
     kind = tensors[0].device.type
-    key = next(key for key in _KERNELS if _has_kernel(func.name(), key))
+    key = next((key for key in _KERNELS if _has_kernel(func.name(), key)), "CUDA")
+    if key == "CUDA" != kind.upper():
+        return None
     autograd, autocast = torch._C.DispatchKey.AutogradFunctionality, getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}")
 
     def kernel() -> Any:
@@ -87,28 +92,55 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     call = (func, kind, torch.get_autocast_dtype(kind), *(tensor.dtype for tensor in tensors))
     if call not in _known:
         try:
-            _known[call] = names_called(cast) != names_called(kernel)
+            _known[call] = _calls_of(cast) != _calls_of(kernel)
         except Exception:  # a call that fails does so where it is recorded, too
             return None
     return cast if _known[call] else None
 
 
+def before_autocast(op: OpOverload, *args: Any) -> tuple[Any, ...]:
+    """The arguments as autocast hands them to an operator that it runs in full precision; the same ones where it casts none.
+
+    What it does with an operator is another matter on each device: on some it tells the operator of what dtype its result is to be.
+    """
+    given = next(item for item in args if isinstance(item, torch.Tensor))
+    kind = given.device.type
+    listed = _has_kernel(op.name(), f"Autocast{kind.upper()}")
+    if not listed or not torch.is_autocast_enabled(kind) or not any(map(_is_low, args)):
+        return args
+    if (asked := (op, kind, given.dim())) not in _known:
+        with _disable_current_modes(), FakeTensorMode(), torch.no_grad():
+            alike = [
+                torch.empty([1] * item.dim(), dtype=item.dtype, device=kind) if isinstance(item, torch.Tensor) else item for item in args
+            ]
+            _known[asked] = "aten::_to_copy" in names_called(lambda: op(*alike))
+    return tuple(item.to(torch.float32) if _known[asked] and _is_low(item) else item for item in args)
+
+
+def _is_low(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype in (torch.float16, torch.bfloat16)
+
+
 def names_called(kernel: Callable[[], Any]) -> list[str]:
     """The operators that it calls beneath autograd, by name."""
-    calls = _Calls()
-    with calls:
+    return [name for name, _ in _calls_of(kernel)]
+
+
+def _calls_of(kernel: Callable[[], Any]) -> list[tuple[str, list[torch.dtype]]]:
+    with _Calls() as calls:
         kernel()
-    return calls.names
+    return calls.made
 
 
 class _Calls(TorchDispatchMode):
-    """Takes down what is called."""
+    """Takes down what is called, and of what dtypes the results are."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
+        self.made: list[tuple[str, list[torch.dtype]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # questions, which autocast asks as well: `prim::device` of a fake
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
+            self.made.append((func.name(), [tensor.dtype for tensor in tensors_in((out,))]))
+        return out

@@ -93,16 +93,3 @@ def wants_gradient(*tensors: Any) -> bool:
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return False
     return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tensors)
-
-
-def before_autocast(op: OpOverload, *tensors: Any) -> tuple[Any, ...]:
-    """The arguments as autocast would hand them to an operator that it runs in full precision; the same ones where it is off."""
-    device = next(item.device.type for item in tensors if isinstance(item, torch.Tensor))
-    listed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
-    if not listed or not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(item.to(torch.float32) if _is_low(item) else item for item in tensors)
-
-
-def _is_low(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.dtype in (torch.float16, torch.bfloat16)

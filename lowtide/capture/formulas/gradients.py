@@ -6,6 +6,8 @@ branch that eager takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +15,26 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
-from lowtide.capture.formulas.dispatch import FormulaFunction, as_aten, before_autocast, formula, wants_gradient
+from lowtide.capture.formulas.autocast import before_autocast
+from lowtide.capture.formulas.dispatch import FormulaFunction, as_aten, formula, wants_gradient
 from lowtide.capture.formulas.eager_memory import rarely
 
 _ATEN = torch.ops.aten
+
+
+class _OfOneTensor(FormulaFunction):
+    """A call of a tensor and settings, whose gradient is a function of the result's, of the tensor, of the result and of the settings."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[..., Tensor], gradient: Callable[..., Tensor], values: Tensor, *settings: Any) -> Tensor:
+        result = call(values, *settings)
+        ctx.save_for_backward(values, result)
+        ctx.gradient, ctx.settings = gradient, settings
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, ctx.gradient(grad, *ctx.saved_tensors, *ctx.settings), *[None] * len(ctx.settings)
 
 
 # The product.
@@ -26,56 +44,30 @@ _ATEN = torch.ops.aten
 def _prod(op: OpOverload, values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if not wants_gradient(values):
         return op(values, *args, **kwargs)  # type: ignore[no-any-return]
-    (values,) = before_autocast(op, values)
     if op is _ATEN.prod.default:
-        return _Product.of(values, kwargs.get("dtype", args[0] if args else None))
-    keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
-    return _ProductAlong.of(values, args[0] if args else kwargs["dim"], keepdim, kwargs.get("dtype"))
+        call = partial(op, dtype=kwargs.get("dtype", args[0] if args else None))
+        return _OfOneTensor.of(call, _product_gradient, *before_autocast(op, values))
+    call, keepdim = partial(op, dtype=kwargs.get("dtype")), args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+    return _OfOneTensor.of(call, _product_gradient_along, *before_autocast(op, values, args[0] if args else kwargs["dim"], keepdim))
 
 
-class _Product(FormulaFunction):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, dtype: torch.dtype | None) -> Tensor:
-        result: Tensor = _ATEN.prod.default(values, dtype=dtype)
-        ctx.save_for_backward(values, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        values, result = ctx.saved_tensors
-        return _product_gradient(grad, values.to(grad.dtype), result).to(values.dtype), None
-
-
-class _ProductAlong(FormulaFunction):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-        result: Tensor = _ATEN.prod.dim_int(values, dim, keepdim, dtype=dtype)
-        ctx.save_for_backward(values, result)
-        ctx.dim, ctx.keepdim = dim, keepdim
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        values, result = ctx.saved_tensors
-        gradient = _product_gradient_along(grad, values.to(grad.dtype), result, ctx.dim, ctx.keepdim)
-        return gradient.to(values.dtype), None, None, None
-
-
-def _product_gradient(grad: Tensor, values: Tensor, result: Tensor) -> Tensor:
-    if values.dim() == 0:
-        return grad
+def _product_gradient(grad: Tensor, given: Tensor, result: Tensor) -> Tensor:
+    if given.dim() == 0:
+        return grad.to(given.dtype)
+    values = given.to(grad.dtype)
     zeros = (values == 0).sum()
     plain = grad * (result / values).conj()
     with rarely():
         safe = _safe_product_gradient(grad, values.contiguous().view(-1), 0).view_as(values)
         if not torch.is_grad_enabled():
             safe = torch.where(zeros > 1, torch.zeros_like(values, memory_format=torch.contiguous_format), safe)
-    return torch.where(zeros == 0, plain, safe)
+    return torch.where(zeros == 0, plain, safe).to(given.dtype)
 
 
-def _product_gradient_along(grad: Tensor, values: Tensor, result: Tensor, dim: int, keepdim: bool) -> Tensor:
-    if values.dim() == 0:
-        return grad
+def _product_gradient_along(grad: Tensor, given: Tensor, result: Tensor, dim: int, keepdim: bool) -> Tensor:
+    if given.dim() == 0:
+        return grad.to(given.dtype)
+    values = given.to(grad.dtype)
     if not keepdim:
         grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
     zeros = values == 0
@@ -83,7 +75,7 @@ def _product_gradient_along(grad: Tensor, values: Tensor, result: Tensor, dim: i
     plain = grad * (result / values).conj()
     with rarely():
         safe = _safe_product_gradient(grad, values, dim)
-    return torch.where(of_lines.sum() > 0, safe, plain)
+    return torch.where(of_lines.sum() > 0, safe, plain).to(given.dtype)
 
 
 def _safe_product_gradient(grad: Tensor, values: Tensor, dim: int) -> Tensor:
@@ -108,8 +100,7 @@ def _safe_product_gradient(grad: Tensor, values: Tensor, dim: int) -> Tensor:
 def _cumprod(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if not wants_gradient(values):
         return op(values, dim, dtype=dtype)  # type: ignore[no-any-return]
-    (values,) = before_autocast(op, values)
-    return _RunningProduct.of(values, dim, dtype)
+    return _OfOneTensor.of(partial(op, dtype=dtype), _running_product_gradient, *before_autocast(op, values, dim))
 
 
 @formula(_ATEN.cumprod_.default)
@@ -117,20 +108,6 @@ def _cumprod_in_place(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.
     if not wants_gradient(values):
         return op(values, dim, dtype=dtype)  # type: ignore[no-any-return]
     return _RunningProductInPlace.of(values, dim)
-
-
-class _RunningProduct(FormulaFunction):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-        result: Tensor = _ATEN.cumprod.default(values, dim, dtype=dtype)
-        ctx.save_for_backward(values, result)
-        ctx.dim = dim
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        values, result = ctx.saved_tensors
-        return _running_product_gradient(grad.to(values.dtype), values, result, ctx.dim), None, None
 
 
 class _RunningProductInPlace(FormulaFunction):
@@ -145,12 +122,12 @@ class _RunningProductInPlace(FormulaFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        values, result = ctx.saved_tensors
-        return _running_product_gradient(grad, values, result, ctx.dim), None
+        return _running_product_gradient(grad, *ctx.saved_tensors, ctx.dim), None
 
 
 def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:
     """Without zeros a quotient; with zeros ATen has two formulas that round differently: the slow one can be differentiated."""
+    grad = grad.to(values.dtype)
     if values.numel() <= 1 or values.shape[dim] == 1:
         return grad
     weighed, zeros = result.conj() * grad, values == 0
@@ -198,57 +175,35 @@ def _reversed_sums(values: Tensor, dim: int) -> Tensor:
 def _extreme(op: OpOverload, values: Tensor) -> Tensor:
     if not wants_gradient(values) or values.device.type != "cpu":
         return op(values)  # type: ignore[no-any-return]
-    return _Extreme.of(op, values)
+    return _OfOneTensor.of(op, _shared_gradient, values)
 
 
-class _Extreme(FormulaFunction):
-    @staticmethod
-    def forward(ctx: Any, op: OpOverload, values: Tensor) -> Tensor:
-        result: Tensor = op(values)
-        ctx.save_for_backward(values, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        values, result = ctx.saved_tensors
-        equal = torch.where(result.isnan(), values.isnan(), values == result)
-        return None, grad.new_zeros(values.shape, dtype=values.dtype).masked_fill(equal, grad / equal.sum())
+def _shared_gradient(grad: Tensor, values: Tensor, result: Tensor) -> Tensor:
+    equal = torch.where(result.isnan(), values.isnan(), values == result)
+    return grad.new_zeros(values.shape, dtype=values.dtype).masked_fill(equal, grad / equal.sum())
 
 
 # Filling with a trained value.
 
 
-@formula(_ATEN.masked_fill.Tensor)
+@formula(_ATEN.masked_fill.Tensor, _ATEN.masked_fill_.Tensor)
 def _masked_fill(op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    return _MaskedFill.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
-
-
-@formula(_ATEN.masked_fill_.Tensor)
-def _masked_fill_in_place(op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    return _MaskedFillInPlace.of(tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
+    return _MaskedFill.of(op, tensor, mask, value) if wants_gradient(value) else op(tensor, mask, value)
 
 
 class _MaskedFill(FormulaFunction):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, op: OpOverload, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return _ATEN.masked_fill.Tensor(tensor, mask, value)  # type: ignore[no-any-return]
+        if op._schema.is_mutable:
+            ctx.mark_dirty(tensor)
+        return op(tensor, mask, value)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None, Tensor]:
         (mask,) = ctx.saved_tensors
-        filled = grad.masked_fill(mask, 0) if ctx.needs_input_grad[0] else None
-        return filled, None, _MaskedSum.of(grad, mask)
-
-
-class _MaskedFillInPlace(FormulaFunction):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        ctx.mark_dirty(tensor)
-        return _ATEN.masked_fill_.Tensor(tensor, mask, value)  # type: ignore[no-any-return]
-
-    backward = _MaskedFill.backward
+        filled = grad.masked_fill(mask, 0) if ctx.needs_input_grad[1] else None
+        return None, filled, None, _MaskedSum.of(grad, mask)
 
 
 class _MaskedSum(FormulaFunction):

@@ -28,7 +28,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
-from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas, formula, wants_gradient
+from lowtide.capture.formulas.autocast import before_autocast
+from lowtide.capture.formulas.dispatch import calling_formulas, formula, wants_gradient
 from lowtide.capture.sizes.symbols import multiplied
 
 _ATEN = torch.ops.aten
@@ -126,28 +127,19 @@ def _view(op: OpOverload, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 _MEAN = 1
 
 
-@formula(_ATEN.linalg_svdvals.default)
-def _svdvals(op: OpOverload, matrix: Tensor, *, driver: str | None = None) -> Tensor:
-    """Singular values alone: eager computes the vectors only where a gradient needs them."""
+_VALUES_ALONE = {
+    _ATEN.linalg_svdvals.default: lambda matrix, driver=None: _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1],
+    _ATEN.linalg_eigvalsh.default: lambda matrix, triangle="L": _ATEN._linalg_eigh.default(matrix, triangle, False)[0],
+    _ATEN.linalg_eigvals.default: _ATEN._linalg_eigvals.default,
+}
+
+
+@formula(*_VALUES_ALONE)
+def _values_alone(op: OpOverload, matrix: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Singular values and eigenvalues: eager computes the vectors only where a gradient needs them."""
     if wants_gradient(matrix):
-        return op(matrix, driver=driver)  # type: ignore[no-any-return]
-    (matrix,) = before_autocast(op, matrix)
-    return _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1]  # type: ignore[no-any-return]
-
-
-@formula(_ATEN.linalg_eigvalsh.default)
-def _eigvalsh(op: OpOverload, matrix: Tensor, triangle: str = "L") -> Tensor:
-    if wants_gradient(matrix):
-        return op(matrix, triangle)  # type: ignore[no-any-return]
-    (matrix,) = before_autocast(op, matrix)
-    return _ATEN._linalg_eigh.default(matrix, triangle, False)[0]  # type: ignore[no-any-return]
-
-
-@formula(_ATEN.linalg_eigvals.default)
-def _eigvals(op: OpOverload, matrix: Tensor) -> Tensor:
-    if wants_gradient(matrix):
-        return op(matrix)  # type: ignore[no-any-return]
-    return _ATEN._linalg_eigvals.default(*before_autocast(op, matrix))  # type: ignore[no-any-return]
+        return op(matrix, *args, **kwargs)  # type: ignore[no-any-return]
+    return _VALUES_ALONE[op](*before_autocast(op, matrix), *args, **kwargs)  # type: ignore[no-any-return]
 
 
 _RANKS = {
@@ -182,7 +174,7 @@ def _cross_entropy(
         return op(logits, target, weight, reduction, ignore_index, label_smoothing)  # type: ignore[no-any-return]
     device = logits.device.type
     autocast = torch.is_autocast_enabled(device)
-    logits, weight = before_autocast(op, logits, weight)
+    logits, _, weight = before_autocast(op, logits, target, weight)
     listed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
     with torch.autocast(device, enabled=autocast and not listed):
         return _smoothed(logits, target, weight, ignore_index, label_smoothing)

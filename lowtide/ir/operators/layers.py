@@ -204,6 +204,8 @@ _LOSSES = (
     Operator(name="aten.multilabel_margin_loss_forward.default", fake=Fake.LOSS_OF_ONE),
     Operator(name="aten._ctc_loss.default", shaped_by=()),
     Operator(name="aten._ctc_loss.Tensor", shaped_by=(2, 3)),
+    Operator(name="aten._use_cudnn_ctc_loss.Tensor", answers_without_data=True, shaped_by=(1, 2, 3)),
+    Operator(name="aten._use_miopen_ctc_loss.Tensor", answers_without_data=True, shaped_by=(1, 2, 3)),
 )
 
 
