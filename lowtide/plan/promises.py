@@ -12,7 +12,7 @@ from itertools import accumulate
 from lowtide.errors import of_kind
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Kind, Node, Storage
-from lowtide.ir.operators.names import DROP, LOAD, STORE
+from lowtide.ir.operators.row import DROP, LOAD, STORE
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import Snapshot
 

@@ -20,7 +20,7 @@ from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
-from lowtide.planning.order_plans import checked, in_its_order
+from lowtide.planning.planner import checked, in_its_order
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes
