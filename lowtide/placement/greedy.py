@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.placement.base import Placement, Placer, placed, unplaced
-from lowtide.placement.fitting import FITS, Fit, fitted
+from lowtide.placement.fitting import FITS, ORDERS, Fit, Order, fitted, sequence
 from lowtide.placement.local import settled
-from lowtide.placement.sequences import ORDERS, Order, sequence
 from lowtide.placement.strip import Strip, arena_bound_bytes
 from lowtide.problems.placement import Ints, PlaceProblem
 
@@ -35,7 +34,7 @@ class StripPlacement(NamedTuple):
 
 @dataclass(frozen=True)
 class Greedy:
-    """Buffers one after the other, in an order of `sequences`, each where a rule of `fitting` says."""
+    """Buffers one after the other, in a sequence and by a rule of `fitting`."""
 
     order: Order = "size"
     fit: Fit = "first"

@@ -1,6 +1,6 @@
 """Few programs for a whole range, and for each shape the one to run: fastest within the limit, or of least peak where there is none.
 
-What a member takes at a shape is exact (`cost.footprints`), so choosing one takes microseconds and no search. A shape for which none fits
+What a member takes at a shape is exact (`cost.symbolic`), so choosing one takes microseconds and no search. A shape for which none fits
 is refused before anything runs, with the largest numbers that do fit.
 
 Families of one program differ in their limits alone, not in their members: at no shape is less memory faster.
@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.cost.footprints import Several
+from lowtide.cost.symbolic import Several
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
