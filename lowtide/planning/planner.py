@@ -20,7 +20,7 @@ from lowtide.planning.refusal import refusal, refuse_impossible, split_loss_text
 from lowtide.planning.request import Budget, ProgressWatch, Request
 from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep.search import Listener
-from lowtide.rewrite.algebra.rewritings import told
+from lowtide.rewrite.algebra.rewritings import rule_reports
 
 
 def checked(plan: Plan) -> Plan:
@@ -71,7 +71,7 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
         issue_us=best.issue_us,
         eager=dataclasses.replace(captured.eager(granule_bytes).timeline, us=captured.node_us),
     )
-    return dataclasses.replace(plan, algebra=told(best.applied_rules, plan))
+    return dataclasses.replace(plan, algebra=rule_reports(best.applied_rules, plan))
 
 
 class Planner:

@@ -56,7 +56,7 @@ class PlanFamily:
             f"{len(self.members)} program{'s' if len(self.members) > 1 else ''} for {', '.join(each.ranged for each in self.dimensions)}"
         ]
         for point in sample_points(self.dimensions, 2 ** len(self.dimensions)):
-            where = ", ".join(each.told(point[each.name]) for each in self.dimensions)
+            where = ", ".join(each.number_text(point[each.name]) for each in self.dimensions)
             if not self.fits(point):
                 lines.append(f"  {where}: does not fit in {limit:,} bytes; at least {self.leanest(point).peak_bytes(point):,}")
                 continue
@@ -186,8 +186,8 @@ class PlanFamily:
         assert self.request.budget.memory_bytes is not None, "the fastest member is within any limit of time"
         error = refusal(self._plan(self.leanest(point), point), self.request.budget.memory_bytes)
         largest = self.largest_that_fits(point)
-        where = ", ".join(each.told(point[each.name]) for each in self.dimensions)
-        numbers = [each.told(largest[each.name]) for each in self.dimensions if each.name in largest]
+        where = ", ".join(each.number_text(point[each.name]) for each in self.dimensions)
+        numbers = [each.number_text(largest[each.name]) for each in self.dimensions if each.name in largest]
         fits = f"the largest that fits: {' or '.join(numbers)}" if numbers else "no number of one dimension alone would fit"
         return BudgetError(f"{error}\nfor {where}; {fits}", error.smallest_peak_bytes)
 

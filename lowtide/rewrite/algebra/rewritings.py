@@ -180,7 +180,7 @@ def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
     return _of(_rewritten_at(graph, {(report.rule, name) for report in reports for name in report.held}), {})
 
 
-def told(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[RuleReport, ...]:
+def rule_reports(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[RuleReport, ...]:
     """What rules did for a plan of a graph that they rewrote."""
     by_rule: defaultdict[str, list[AppliedRule]] = defaultdict(list)
     for applied_rule in applied_rules:
