@@ -27,9 +27,8 @@ from lowtide.ir.graph import Graph, Storage
 from lowtide.planning.candidate import equal_graphs
 from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import prepared, worth_parting
-from lowtide.split.judge import Judge, JudgedGraph
+from lowtide.split.judge import Judge, JudgedGraph, Prices
 from lowtide.split.loops import Loops
-from lowtide.split.prices import Prices
 from lowtide.split.search import FissionSearch, Root, SearchWidth
 
 COLUMNS = (

@@ -25,7 +25,7 @@ from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
-from lowtide.rewrite.algebra.table import RULES, rewrite
+from lowtide.rewrite.algebra.rewritings import RULES, rewrite
 from lowtide.rewrite.base import Rewritten
 from lowtide.rewrite.losses import add_into_sums, make_anew, sum_losses
 from lowtide.rewrite.results import read_results

@@ -51,7 +51,7 @@ _SCHEMES: dict[type, str] = {
 }
 
 
-def told(plan: Plan) -> Plan:
+def with_generated(plan: Plan) -> Plan:
     """A plan that tells what its regions are here; it must be able to run here. Raises NativeError."""
     if not any(map(is_region, plan.graph.nodes)):
         return plan
@@ -203,7 +203,7 @@ class StepMaker:
             programs = tuple(replace(each, saved=plan) for each, plan in zip(family.programs, plans, strict=True))
             family = replace(family, programs=programs)
         pairs = list(zip(captured, plans, strict=True))
-        variants = self.peers.together(lambda: [_variant(each, told(plan), family.premises, trains) for each, plan in pairs])
+        variants = self.peers.together(lambda: [_variant(each, with_generated(plan), family.premises, trains) for each, plan in pairs])
         return replace(family, variants=variants)
 
     def _as_saved(self, captured: CapturedStep, saved: Plan) -> Plan:

@@ -230,7 +230,7 @@ def told_in_values(verb: Callable[P, T]) -> Callable[P, T]:
     """The verb; what is told to it that belongs into a value is refused with a sentence that says into which one."""
 
     @wraps(verb)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+    def as_given(*args: P.args, **kwargs: P.kwargs) -> T:
         for name, given in kwargs.items():
             if name in PLACES:
                 value, field = PLACES[name]
@@ -240,7 +240,7 @@ def told_in_values(verb: Callable[P, T]) -> Callable[P, T]:
                 raise TypeError(f"{name}: expected a lowtide.{VALUES[name].__name__}, got a {type(given).__name__}")
         return verb(*args, **kwargs)
 
-    return told
+    return as_given
 
 
 def _flag(name: str, given: Any, *, or_none: bool = False) -> None:

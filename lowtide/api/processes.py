@@ -140,7 +140,7 @@ _GPU = re.compile(r"cuda:\d+")
 def compare_programs(peers: SinglePeer, captured: Sequence[CapturedStep]) -> None:
     """Raises CaptureError on all ranks, naming what they read differently or the first operator that differs, unless all have the same."""
     if peers.several:
-        read = [each.told for one in captured for each in one.readings]
+        read = [each.answer_text for one in captured for each in one.readings]
         peers.compare([_GPU.sub("cuda", to_text(one.graph, sources=False)) for one in captured], read)
 
 

@@ -110,7 +110,7 @@ class Step:
     def ranges(self) -> list[str]:
         """What a step for a range of shapes promises at the ends of each part that is captured so far; empty for other steps."""
         ranged = self._others.range
-        return [] if ranged is None else ranged.told
+        return [] if ranged is None else ranged.lines
 
     def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.

@@ -290,3 +290,9 @@ def described(solver: object) -> str:
 def _is_changed(solver: object, each: dataclasses.Field[object]) -> bool:
     default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
     return bool(getattr(solver, each.name) != default)
+
+
+def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises ValueError for a word that a solver's setting does not know."""
+    if value not in choices:
+        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -31,7 +31,7 @@ from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Atom, Graph, HeldStorages, Kind, Node, Slot, Source, Storage, Value
-from lowtide.ir.operators.names import AS_STRIDED, SCATTER
+from lowtide.ir.operators.row import AS_STRIDED, SCATTER
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES, Size
 

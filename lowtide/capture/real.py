@@ -6,6 +6,11 @@
 Fake kernels say in places other than what real ones give: other strides, a workspace without bytes, an error for what the real kernel
 takes. Whoever captures may have tried the real one on made-up data, or remember such a trial, and says so within `knowing`; where nothing
 is known, the fake is believed.
+
+What fake kernels have said, remembered by how their arguments look: most operators of a program are called alike many times. torch
+remembers as well, at ten times the price: it goes over all that a fake tensor can be. Remembered here is what plain tensors of known sizes
+give: new dense results on storages of their own, a view of the first argument, or that argument, which was written. All else is asked
+again.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value
-from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_collective, is_random
+from lowtide.ir.operators.row import STOP
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:

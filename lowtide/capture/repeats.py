@@ -12,8 +12,8 @@ from typing import Any
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.names import CLONE
 from lowtide.ir.operators.nodes import is_collective, is_random
+from lowtide.ir.operators.row import CLONE
 from lowtide.ir.operators.table import row_of
 
 

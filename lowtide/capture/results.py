@@ -20,7 +20,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
-from lowtide.ir.operators.names import ITEM
+from lowtide.ir.operators.row import ITEM
 
 
 def checked_loss(result: Any) -> torch.Tensor:

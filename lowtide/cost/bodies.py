@@ -3,6 +3,9 @@
 Its arguments and results are there throughout, so that what counts is what a part makes for itself: what its nodes make, in the body's
 program order, and their workspaces. Parts of different sizes are different graphs; small ones cost more than their share, as their
 operators are measured, or reckoned by the roofline, at their own size.
+
+What collectives need beside what they are given and make, by the library that carries them out. On a CPU that is gloo: a reduced part is
+cut out of the sum of all, a block that is held from the begin to the wait, and counted at either. On a GPU nccl works in what it is given.
 """
 
 from __future__ import annotations

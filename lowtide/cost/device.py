@@ -3,6 +3,11 @@
 A CPU takes both, as products pack what they read before they compute with it.
 
 Peak rates are those of the makers' data sheets, without sparsity; `efficiency` is the share of them that real kernels reach.
+
+What an operator does: floating-point operations and bytes moved, from its shapes alone. A multiplication and an addition are two
+operations. Operators whose row says nothing do as good as none: moving their bytes is what takes their time. Each element that an operator
+has to touch is moved once: a lookup reads the rows that it looks up and not the table, an argument that is asked for its shape alone is not
+read. Views move nothing.
 """
 
 from __future__ import annotations

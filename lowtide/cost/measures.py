@@ -5,6 +5,10 @@ be that everywhere: most are copies of an argument or of a result. One that is n
 for each thread beside them, is the multiple and a rest. Of the rest, and of all other workspaces, what lies between two points is on the
 line between them, which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of
 the grid. Times are on the lower of two lines, see `Grid`.
+
+A grid of points over a range, and what is known there in between: multilinear, along one dimension a line between neighbours. Lines are
+exact for what grows evenly, lines between logarithms for powers. What is a sum of both, as times are (a launch, bytes, products), is below
+either, so that the lower one is the nearer.
 """
 
 from __future__ import annotations

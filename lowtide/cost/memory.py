@@ -21,8 +21,8 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Node, Storage, Value
-from lowtide.ir.operators.names import DROP, LOAD
 from lowtide.ir.operators.nodes import offloaded_storages
+from lowtide.ir.operators.row import DROP, LOAD
 from lowtide.ir.operators.table import writes_in_place
 from lowtide.plan.snapshot import LiveTensor, Snapshot, storage_specs
 from lowtide.problems.order import Bytes, Ints, OrderProblem

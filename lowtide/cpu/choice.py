@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
-from lowtide.cpu.blocks import alternatives, pixels
 from lowtide.cpu.layout import stepped
 from lowtide.cpu.model import Model, machine_of
 from lowtide.cpu.partition import Partition, is_complex, ordered, partition
 from lowtide.cpu.reform import Part, Scheme, Shape, chains_of, parts_of, schemes_of
-from lowtide.cpu.stages import RowBlock, Stage
+from lowtide.cpu.stages import RowBlock, Stage, alternatives, pixels
 from lowtide.errors import there
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 

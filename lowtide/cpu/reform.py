@@ -11,6 +11,11 @@ Ways to run several complex operators as one kernel without repeated work (AGO, 
 ROWS      row by row: a ring holds the rows that windows still need; between rows nothing is cut, so that no loop that reads an
           element again is. A thread repeats what the windows of its first row need of the thread before
 CHANNELS  middle channels in tiles: each tile is made, goes through windows, and is added to all results; nothing is repeated
+
+What repeats work: where an operator's result is computed again when the operator that reads it runs tile by tile (AGO, section III-B). A
+tile of the downstream operator needs a tile of the upstream one. An element is needed by several tiles in two cases: along a loop of the
+downstream operator that does not index it (the output channels of a convolution), or in windows that overlap (a kernel of more than one
+position). Where neither is cut, nothing is computed twice.
 """
 
 from __future__ import annotations

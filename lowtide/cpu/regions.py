@@ -18,9 +18,8 @@ from typing import NamedTuple
 from lowtide.cpu.known import is_known
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
-from lowtide.ir.operators.names import REGION
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
-from lowtide.ir.operators.row import Fusion
+from lowtide.ir.operators.row import REGION, Fusion
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES
 

@@ -37,7 +37,7 @@ from typing import TypeAlias
 
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.names import LOOP, REGION
+from lowtide.ir.operators.row import LOOP, REGION
 from lowtide.ir.shapes.points import at
 from lowtide.ir.sizes import Size
 

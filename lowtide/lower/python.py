@@ -35,8 +35,8 @@ import sympy
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import Region, is_loop, is_region
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.names import STOP
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
+from lowtide.ir.operators.row import STOP
 from lowtide.ir.shapes import evaluate
 from lowtide.ir.shapes.dimension import Dimension, DimensionSteps
 from lowtide.ir.shapes.evaluate import python_text

@@ -19,8 +19,8 @@ import torch
 
 from lowtide.cost.lab.operators import operator
 from lowtide.ir.graph import Node, Storage, Value
-from lowtide.ir.operators.names import AS_STRIDED, SCATTER
 from lowtide.ir.operators.nodes import is_random
+from lowtide.ir.operators.row import AS_STRIDED, SCATTER
 from lowtide.ir.sizes import contiguous_stride
 from lowtide.lower.statements import Names, call, comment, renamed
 from lowtide.plan.contents import Decision

@@ -20,8 +20,8 @@ import torch
 from lowtide.cost.lab.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.names import AS_STRIDED, ITEM, MATH_FUNCTIONS, SCATTER
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer
+from lowtide.ir.operators.row import AS_STRIDED, ITEM, MATH_FUNCTIONS, SCATTER
 from lowtide.ir.sizes import Size
 from lowtide.lower import transfers
 

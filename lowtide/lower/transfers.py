@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.ir.operators.nodes import is_transfer, is_view, offloaded_storages
+from lowtide.ir.operators.row import DROP, LOAD, STORE
 from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Decision
 from lowtide.plan.summary import bytes_text

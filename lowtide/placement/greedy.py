@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lowtide.base.solver_text import check_choice
 from lowtide.placement.base import Placement, Placer, placed, unplaced
-from lowtide.placement.fitting import FITS, Fit, fitted
+from lowtide.placement.fitting import FITS, ORDERS, Fit, Order, fitted, sequence
 from lowtide.placement.local import settled
-from lowtide.placement.sequences import ORDERS, Order, sequence
 from lowtide.placement.strip import Strip, arena_bound_bytes
 from lowtide.problems.placement import Ints, PlaceProblem
 
@@ -35,14 +35,14 @@ class StripPlacement(NamedTuple):
 
 @dataclass(frozen=True)
 class Greedy:
-    """Buffers one after the other, in an order of `sequences`, each where a rule of `fitting` says."""
+    """Buffers one after the other, in a sequence and by a rule of `fitting`."""
 
     order: Order = "size"
     fit: Fit = "first"
 
     def __post_init__(self) -> None:
-        _check_choice("order", self.order, ORDERS)
-        _check_choice("fit", self.fit, FITS)
+        check_choice("order", self.order, ORDERS)
+        check_choice("fit", self.fit, FITS)
 
     def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
         return self.place_by(math.inf, problem, capacity_bytes)
@@ -62,11 +62,6 @@ class Greedy:
         """The same, with what it took: the `count`th placement."""
         offsets, stacked = fitted(strip, sequence(strip, self.order), self.fit, ceiling_bytes, deadline)
         return StripPlacement(offsets, self, {"placements": count} | ({"stacked": stacked} if stacked else {}))
-
-
-def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 _PASSES = (

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.placement.fitting import Fit, fitted, mismatch
-from lowtide.placement.sequences import Order, sequence
+from lowtide.placement.fitting import Fit, Order, fitted, mismatch, sequence
 from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, Ints
 

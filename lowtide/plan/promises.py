@@ -1,6 +1,10 @@
 """Do a plan's promises follow from its graph, order and reuses? Counted anew, storage by storage; shares no code with the cost model.
 
 At each step: the bytes of all storages that live then, and the workspace of the node that runs. What the caller holds is there throughout.
+
+What the body of a loop makes for itself at its highest, counted anew; shares no code with the cost model. A part's nodes run in program
+order. A storage lives from the node that makes it to the last that uses it; a node that may work in the memory of inputs does so in the
+first that dies there. What operators need for themselves is not known here: a workspace is this at least.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from itertools import accumulate
 from lowtide.errors import of_kind
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Kind, Node, Storage
-from lowtide.ir.operators.names import DROP, LOAD, STORE
+from lowtide.ir.operators.row import DROP, LOAD, STORE
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import Snapshot
 

@@ -23,7 +23,7 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep.archive import Archive, Point
 from lowtide.remat.sweep.search import Listener, Sweep
 from lowtide.remat.write_out import rematerialise
-from lowtide.rewrite.algebra.rewritings import told
+from lowtide.rewrite.algebra.rewritings import rule_reports
 from lowtide.schedule.cuts import lower_bound_bytes
 
 _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order
@@ -157,7 +157,7 @@ class CandidateArchive:
                 stopped=self.stopped,
             ),
         )
-        return dataclasses.replace(plan, algebra=told(candidate.applied_rules, plan))
+        return dataclasses.replace(plan, algebra=rule_reports(candidate.applied_rules, plan))
 
 
 def _without_cap(sweep: Sweep) -> Sweep:

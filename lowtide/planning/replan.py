@@ -17,7 +17,7 @@ from lowtide.ir.operators.nodes import loads_parts
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate, equal_graphs
-from lowtide.planning.order_plans import checked
+from lowtide.planning.planner import checked
 from lowtide.remat.write_out import rematerialise
 from lowtide.rewrite.algebra.rewritings import rewritten_as
 from lowtide.rewrite.loads import alike, begun_apart, taken_once

@@ -1,6 +1,6 @@
 """Few programs for a whole range, and for each shape the one to run: fastest within the limit, or of least peak where there is none.
 
-What a member takes at a shape is exact (`cost.footprints`), so choosing one takes microseconds and no search. A shape for which none fits
+What a member takes at a shape is exact (`cost.symbolic`), so choosing one takes microseconds and no search. A shape for which none fits
 is refused before anything runs, with the largest numbers that do fit.
 
 Families of one program differ in their limits alone, not in their members: at no shape is less memory faster.
@@ -15,12 +15,12 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.cost.footprints import Several
+from lowtide.cost.symbolic import Several
 from lowtide.errors import BudgetError
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
-from lowtide.planning.order_plans import checked, in_its_order
+from lowtide.planning.planner import checked, in_its_order
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes
@@ -56,7 +56,7 @@ class PlanFamily:
             f"{len(self.members)} program{'s' if len(self.members) > 1 else ''} for {', '.join(each.ranged for each in self.dimensions)}"
         ]
         for point in sample_points(self.dimensions, 2 ** len(self.dimensions)):
-            where = ", ".join(each.told(point[each.name]) for each in self.dimensions)
+            where = ", ".join(each.number_text(point[each.name]) for each in self.dimensions)
             if not self.fits(point):
                 lines.append(f"  {where}: does not fit in {limit:,} bytes; at least {self.leanest(point).peak_bytes(point):,}")
                 continue
@@ -186,8 +186,8 @@ class PlanFamily:
         assert self.request.budget.memory_bytes is not None, "the fastest member is within any limit of time"
         error = refusal(self._plan(self.leanest(point), point), self.request.budget.memory_bytes)
         largest = self.largest_that_fits(point)
-        where = ", ".join(each.told(point[each.name]) for each in self.dimensions)
-        numbers = [each.told(largest[each.name]) for each in self.dimensions if each.name in largest]
+        where = ", ".join(each.number_text(point[each.name]) for each in self.dimensions)
+        numbers = [each.number_text(largest[each.name]) for each in self.dimensions if each.name in largest]
         fits = f"the largest that fits: {' or '.join(numbers)}" if numbers else "no number of one dimension alone would fit"
         return BudgetError(f"{error}\nfor {where}; {fits}", error.smallest_peak_bytes)
 

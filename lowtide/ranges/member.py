@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lowtide.cost.footprints import Footprints
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import simulate
-from lowtide.cost.symbolic import same_for_all
+from lowtide.cost.symbolic import Footprints, same_for_all
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.points import at

@@ -1,7 +1,7 @@
 """What sequences take at every point of a range: one structure, of which sizes and times alone differ from point to point.
 
 What a sequence takes is linear in the sizes of tensors, as no lifetime depends on them: played once for each term that sizes are sums of,
-it gives what it takes everywhere (`cost.footprints`). No graph is written for that.
+it gives what it takes everywhere (`cost.symbolic`). No graph is written for that.
 
 How long sequences take at any point of a range: what each node takes there, as often as it runs, and what is waited for copies.
 
@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.device import Device
-from lowtide.cost.footprints import Footprints, Terms
 from lowtide.cost.measures import Measures
 from lowtide.cost.memory import resident_storages
-from lowtide.cost.symbolic import SymbolicProblem
+from lowtide.cost.symbolic import Footprints, SymbolicProblem, Terms
 from lowtide.ir.graph import Graph
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of, footprint_of

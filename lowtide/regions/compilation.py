@@ -39,8 +39,7 @@ from lowtide.ir.operators.table import functional_base, writes_in_place
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.python import lower
-from lowtide.regions.bodies import Compiled, numbered, with_compiled
-from lowtide.regions.clusters import clusters
+from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
 from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, number
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.ir.operators.nodes import begins_collective, is_view
+from lowtide.ir.operators.row import DROP, LOAD, STORE
 
 
 class Base(NamedTuple):

@@ -19,8 +19,8 @@ from typing import Any
 from lowtide.base.files import write_whole
 from lowtide.base.messages import op_text
 from lowtide.ir.graph import Node, Source
-from lowtide.ir.operators.names import LOAD, STORE
 from lowtide.ir.operators.nodes import begins_collective
+from lowtide.ir.operators.row import LOAD, STORE
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import LiveTensor
 from lowtide.report.chart import placed

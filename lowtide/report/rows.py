@@ -9,7 +9,7 @@ from lowtide.base.messages import bytes_text, op_text, time_text
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import Eviction
 from lowtide.plan.snapshot import LiveTensor, kind_text, source_text
-from lowtide.plan.splits import splits_of
+from lowtide.plan.summary import splits_of
 from lowtide.report.chart import Mark, Scale, curve
 from lowtide.report.course import Course
 

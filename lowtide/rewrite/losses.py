@@ -21,6 +21,10 @@ of words does at both ends of a language model, it is made only to be added to t
 
 which may work in the other's memory, and with some of the numbers does so for these rows of it: so that neither gradient is ever whole.
 The rows of one word are then added one by one to what is there, not first to one another: not exact.
+
+What is made like another tensor, made of its sizes instead. `empty_like(x)` asks `x` for its looks alone, and yet comes after it and holds
+it. Of numbers it can be made at any time: random numbers are then drawn, and gradients begun, without waiting for what they are shaped
+like. The bits are the same.
 """
 
 from __future__ import annotations

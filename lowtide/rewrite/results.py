@@ -5,6 +5,12 @@ input was not inside. So the input, or the copy of it that autograd keeps when t
 pass; the output usually does so anyway, for the operator after it. The bits are the same, as long as both operators mean the same
 bound: in half precision the forward kernel rounds it to the tensor's dtype, and the backward kernel compares in float32. A bound
 that the dtype does not hold is therefore left alone.
+
+Splitting an operator that computes several independent results into one node for each. A convolution's backward pass gives the gradient of
+its input, on which the rest of the backward pass waits, and the gradient of its weight, which only the optimizer needs. Apart, the second
+can wait until the activations of earlier layers are gone: the peak of small batches falls by up to the largest weight. Backends compute the
+two by separate kernels (bias and weight by one), so that the split costs one more call and changes no bit. The table of `ir.operators` says
+which operators can be taken apart so.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from lowtide.ir.graph import Arg, Graph, Node, Value
-from lowtide.ir.operators.names import CLONE
+from lowtide.ir.operators.row import CLONE
 from lowtide.ir.operators.table import ROWS, row_of
 from lowtide.rewrite.algebra.uses import layout
 from lowtide.rewrite.base import Rewritten, replace_nodes

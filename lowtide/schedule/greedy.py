@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
+from lowtide.base.solver_text import check_choice
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.schedule.base import Schedule, scheduled
 
@@ -37,7 +38,7 @@ class ReversePostOrder:
     root: Literal["inputs", "outputs"] = "inputs"
 
     def __post_init__(self) -> None:
-        _check_choice("root", self.root, ("inputs", "outputs"))
+        check_choice("root", self.root, ("inputs", "outputs"))
 
     def solve(self, problem: OrderProblem) -> Schedule:
         """The depth-first order from this root."""
@@ -58,7 +59,7 @@ class ReadyList:
     oldest: Literal["index", "waiting"] = "index"
 
     def __post_init__(self) -> None:
-        _check_choice("oldest", self.oldest, ("index", "waiting"))
+        check_choice("oldest", self.oldest, ("index", "waiting"))
 
     def solve(self, problem: OrderProblem) -> Schedule:
         lasting_bytes = problem.sum_by_row(problem.outputs_of, np.where(problem.uses > 0, problem.tensor_bytes, 0))
@@ -67,11 +68,6 @@ class ReadyList:
             lasting_bytes, problem.made_bytes + problem.workspace_bytes, problem.uses, problem.kept, self.oldest == "index",
         )  # fmt: skip
         return scheduled(problem, order, self)
-
-
-def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def _ends(rows: Rows) -> Ints:

@@ -17,8 +17,8 @@ import sympy
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, arguments, values_of
 from lowtide.ir.operators.axes import Axis, Combine, argument, of_tensor, with_arguments
-from lowtide.ir.operators.names import CLONE, COPY
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.row import CLONE, COPY
 from lowtide.ir.operators.table import forms_of, row_of
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product

@@ -32,8 +32,8 @@ from lowtide.ir.bodies import Into, Loop
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.axes import Combine, is_innermost, merges_apart
-from lowtide.ir.operators.names import LOOP
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.row import LOOP
 from lowtide.rewrite.base import Rewritten, following
 from lowtide.split.parts import Parts
 from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse

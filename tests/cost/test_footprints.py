@@ -9,9 +9,8 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost.footprints import Footprints
 from lowtide.cost.memory import order_problem, simulate
-from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
+from lowtide.cost.symbolic import Footprints, SymbolicProblem, symbolic_problem
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.dimension import Dimension

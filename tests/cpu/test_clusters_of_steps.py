@@ -24,8 +24,7 @@ from lowtide.lower.python import lower
 from lowtide.planning.machine import Machine
 from lowtide.regions import clusters as clusters_module
 from lowtide.regions import compilation as compiled
-from lowtide.regions.bodies import Compiled, with_compiled
-from lowtide.regions.clusters import clusters
+from lowtide.regions.clusters import Compiled, clusters, with_compiled
 from lowtide.runtime.program import Program
 from tests import training
 from tests.api.networks import cross_entropy

@@ -10,10 +10,9 @@ import lowtide
 from lowtide.api import maker as told
 from lowtide.base.messages import time_text
 from lowtide.cpu import network
-from lowtide.cpu.blocks import with_blocks
 from lowtide.cpu.build import networks as made
 from lowtide.cpu.choice import Joins, chosen
-from lowtide.cpu.stages import RowBlock
+from lowtide.cpu.stages import RowBlock, with_blocks
 
 BLOCKS: list[tuple[int, tuple[int, ...]]] = []  # parts of each block that was made, and the shape that its window reads
 

@@ -16,7 +16,7 @@ from lowtide.ir.bodies import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
 from lowtide.regions import compilation as compiled
 from lowtide.regions import inductor
-from lowtide.regions.bodies import numbered
+from lowtide.regions.clusters import numbered
 from tests.residual import Net, square
 
 FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}

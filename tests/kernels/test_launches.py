@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.graph import Kind, Node, Storage, Value
 from lowtide.ir.operators.own import ROWS
+from lowtide.ir.operators.row import Collective
 from lowtide.kernels import bits, gradients, parts, pools
 
 COUNT = 4 * bits._BLOCK
@@ -55,7 +56,7 @@ def value(tensor):
     return Value("x", Storage("x", tensor.nbytes, "cuda", Kind.ACTIVATION), dtype, tuple(tensor.shape), tensor.stride())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.collective is Collective.NONE], ids=lambda row: row.name)
 def test_a_row_is_what_it_does(row, monkeypatch):
     function, args = CALLS[row.name.removeprefix("lowtide.")]
     for module in (bits, gradients, pools):

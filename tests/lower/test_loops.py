@@ -15,7 +15,7 @@ from lowtide.cost.profiler import measure_memory
 from lowtide.lower.python import lower, positions
 from lowtide.plan.plan import Plan
 from lowtide.plan.promises import untrue_promise
-from lowtide.planning.order_plans import checked as checked_plan
+from lowtide.planning.planner import checked as checked_plan
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.losses import make_anew, sum_losses
 from lowtide.runtime.program import Program

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from lowtide.placement import answers
-from lowtide.placement.exact.placer import Exact
-from lowtide.placement.exact.question import CapacityQuestion, Switches
+from lowtide.placement.exact.placer import CapacityQuestion, Exact, Switches
 from lowtide.placement.exact.search import NO
 from lowtide.placement.exact.sections import cut
 from lowtide.problems.placement import PlaceProblem, check_placement

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.placement import Greedy, Placement, Portfolio, answers, arena_bound_bytes, fitting
-from lowtide.placement.fitting import FITS, Fit
-from lowtide.placement.sequences import ORDERS, Order, sequence
+from lowtide.placement.fitting import FITS, ORDERS, Fit, Order, sequence
 from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.problems.status import Status

@@ -17,7 +17,7 @@ from lowtide.ir.operators.nodes import begins_collective, is_collective, loads_p
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.exchange import holding, overlapped
-from lowtide.planning.order_plans import checked
+from lowtide.planning.planner import checked
 from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Request
 from lowtide.remat.cost import price_of

@@ -9,7 +9,7 @@ from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.order_plans import checked
+from lowtide.planning.planner import checked
 from lowtide.planning.replan import replan
 from lowtide.planning.request import Request
 from lowtide.schedule import Best, ProgramOrder

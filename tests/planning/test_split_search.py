@@ -19,9 +19,8 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.replan import found_like, split_as
 from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import MeasuredGraph, found_graphs, loss_in_parts, prepared, worth_parting
-from lowtide.split.judge import Judge
+from lowtide.split.judge import Judge, Prices
 from lowtide.split.loops import Loops
-from lowtide.split.prices import Prices
 from lowtide.split.rewrite import looped, with_loops
 from lowtide.split.roles import Split
 from lowtide.split.search import FissionSearch, Root, SearchWidth, groups_of

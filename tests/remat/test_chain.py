@@ -14,8 +14,7 @@ from lowtide.remat.blocks import find as blocks_module
 from lowtide.remat.blocks import options as options_module
 from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
 from lowtide.remat.blocks.find import find_blocks, segments
-from lowtide.remat.blocks.plan import BlockPlan
-from lowtide.remat.blocks.seeds import Seeds, warm_up_seeds
+from lowtide.remat.blocks.seeds import BlockPlan, Seeds, warm_up_seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.evict import eviction as evict_module
 from lowtide.remat.problem import RematProblem

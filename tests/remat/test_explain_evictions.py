@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Kind, Node, Storage
-from lowtide.ir.operators.names import LOAD, STORE
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.row import LOAD, STORE
 from lowtide.remat.entries import EntryKind
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem

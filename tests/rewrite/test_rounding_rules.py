@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.ir.check.graph_check import check_graph
-from lowtide.rewrite.algebra.rewritings import rewritings
-from lowtide.rewrite.algebra.table import RULES, rewrite
+from lowtide.rewrite.algebra.rewritings import RULES, rewrite, rewritings
 from tests.graph_runs import inference_graph, run, training_graph
 from tests.weighed import Weighed
 

@@ -98,7 +98,7 @@ class RangeMaker:
         return cls(replace(maker, capturing=replace(maker.capturing, varying=varying)), varying, (args, kwargs))
 
     @property
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """What it has for each part of the range that is captured so far, the program that most steps run, in words."""
         return [str(served.families[-1]) for served in reversed(self._served)]
 

@@ -9,6 +9,9 @@ leaves  nothing: a FormatError where it breaks a rule
 3. What a region takes for constant are stored tensors.
 
 What torch makes between regions is compared with the graph when the function is loaded (`lower.interpreter`).
+
+Which operators of torch a graph that came from a file may call: those of which it is known that they only compute. Arguments are looked at
+by torch itself. What torch takes on trust, as some operators that only torch calls do, is looked at here.
 """
 
 from __future__ import annotations

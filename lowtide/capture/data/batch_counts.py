@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import batchnorm
 
 from lowtide.ir.graph import Arg, Value
-from lowtide.ir.operators.names import ITEM
+from lowtide.ir.operators.row import ITEM
 
 EmitScalar = Callable[[str, tuple[Arg, ...]], Value]  # writes down arithmetic on numbers: `Draft.emit_scalar`
 

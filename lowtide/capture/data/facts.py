@@ -97,7 +97,7 @@ class Reading:
         return f"{self.question.op} at {self.question.line}"
 
     @property
-    def told(self) -> str:
+    def answer_text(self) -> str:
         return f"{self} gave {brief(self.outcome)}"
 
 

@@ -29,7 +29,7 @@ from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.sums import Term
 from lowtide.capture.formulas.dispatch import formula
 from lowtide.capture.results import Number
-from lowtide.ir.operators.names import ITEM
+from lowtide.ir.operators.row import ITEM
 
 if TYPE_CHECKING:
     from lowtide.capture.recorder import Recorder

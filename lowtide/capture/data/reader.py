@@ -23,8 +23,8 @@ from lowtide.capture.data.facts import Facts, Item, OperatorCall, Question, Read
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Slot, Value
-from lowtide.ir.operators.names import ITEM
 from lowtide.ir.operators.nodes import is_arithmetic
+from lowtide.ir.operators.row import ITEM
 from lowtide.ir.sizes import Size
 
 _BEFORE_THE_STEP = frozenset({Kind.INPUT, Kind.CONSTANT, Kind.BUFFER})

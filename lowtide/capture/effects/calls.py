@@ -20,7 +20,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
 from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program, is_term, numbers_in, text_of, whole
-from lowtide.ir.operators.names import MATH_FUNCTIONS
+from lowtide.ir.operators.row import MATH_FUNCTIONS
 
 _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
 _WHOLE = {"ceil", "floor", "trunc"}  # which give no fraction

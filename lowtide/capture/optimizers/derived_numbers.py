@@ -29,8 +29,8 @@ from lowtide.capture import operators
 from lowtide.capture.care.turns import replaced
 from lowtide.errors import StepError
 from lowtide.ir.graph import Arg, Atom, Node, Slot, Value, arguments, with_values
-from lowtide.ir.operators.names import ARITHMETIC, MATH_FUNCTIONS
 from lowtide.ir.operators.nodes import is_random
+from lowtide.ir.operators.row import ARITHMETIC, MATH_FUNCTIONS
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "is": operator.is_,

@@ -31,7 +31,7 @@ from lowtide.capture.optimizers.derived_numbers import (
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.graph import Arg, Slot, Value
-from lowtide.ir.operators.names import ITEM
+from lowtide.ir.operators.row import ITEM
 
 
 @dataclass(frozen=True, slots=True)

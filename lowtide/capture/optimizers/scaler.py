@@ -20,8 +20,8 @@ from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Kind, Node, Slot, Value
-from lowtide.ir.operators.names import ITEM, STOP
 from lowtide.ir.operators.nodes import is_random
+from lowtide.ir.operators.row import ITEM, STOP
 
 _TENSORS = ("_scale", "_growth_tracker")
 _SETTINGS = ("_growth_factor", "_backoff_factor", "_growth_interval")

@@ -27,7 +27,7 @@ from lowtide.capture.sizes.symbols import expression_of, is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
-from lowtide.ir.operators.names import MATH_FUNCTIONS
+from lowtide.ir.operators.row import MATH_FUNCTIONS
 from lowtide.ir.shapes.polynomial import normal
 
 EmitScalar = Callable[[str, tuple[Arg, ...]], Value]

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -127,22 +127,17 @@ class Laboratory:
 
         None of what cannot be run.
         """
-        return self._together(calls, self._trials.launches) or [self._launch_ns(call) for call in calls]
-
-    def _launch_ns(self, call: Call) -> Clocks | None:
-        def run() -> _Reply:
-            return _reply(call, makers_of(call.before), lambda steps: self._trials.launches([steps], call.device))
-
-        reply = self._got(call, run)
-        return None if reply is None else tuple(reply["ns"][0])
+        alone = (self._alone(call, self._trials.launches) for call in calls)
+        return self._together(calls, self._trials.launches) or [None if ns is None else tuple(ns) for ns in alone]
 
     def times_ns(self, calls: Sequence[Call], *, warm_up: bool) -> list[int | None]:
         """The time of one run of each call, all of one device; None of what cannot be run.
 
         They are run one after another; where that fails for any, each by itself.
         """
-        together = self._together(calls, lambda recipes, device: self._trials.times(recipes, device, warm_up))
-        return together or [self._time_ns(call, warm_up) for call in calls]
+        run = partial(self._trials.times, warm_up=warm_up)
+        alone = (self._alone(call, run) for call in calls)
+        return self._together(calls, run) or [None if ns is None else int(ns) for ns in alone]
 
     def _together(self, calls: Sequence[Call], run: Callable[[list[dict[str, Any]], str], _Reply]) -> list[Any] | None:
         """What a trial of several calls gives; None where they cannot all be run so."""
@@ -157,12 +152,10 @@ class Laboratory:
         reply = self._in_turn(lambda: run(recipes, calls[0].device))
         return None if "failure" in reply else list(reply["ns"])
 
-    def _time_ns(self, call: Call, warm_up: bool) -> int | None:
-        def run() -> _Reply:
-            return _reply(call, makers_of(call.before), lambda steps: self._trials.times([steps], call.device, warm_up))
-
-        reply = self._got(call, run)
-        return None if reply is None else int(reply["ns"][0])
+    def _alone(self, call: Call, run: Callable[[list[dict[str, Any]], str], _Reply]) -> Any:
+        """What a trial of one call gives; None of what cannot be run."""
+        reply = self._got(call, lambda: _reply(call, makers_of(call.before), lambda steps: run([steps], call.device)))
+        return None if reply is None else reply["ns"][0]
 
     def tell(self, share: float) -> None:
         if self.listener is not None:

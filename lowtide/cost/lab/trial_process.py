@@ -5,6 +5,9 @@
 
 It runs `worker.serve`. It is started by code that never changes and gets everything else over a pipe, so that it neither runs the program's
 own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it. Importing torch takes it some seconds.
+
+Keeps one idle process for the next who needs one, for a while: starting one takes seconds. It is ended when nobody has taken it for
+`IDLE_S`, and with this process. A process that was forked off this one has none of its own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lowtide.ir.check.bodies import check_loop, check_region, is_loop, layout
 from lowtide.ir.check.transfers import check_collectives, check_host_copies
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.ir.operators.names import LOAD
+from lowtide.ir.operators.row import LOAD
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES, Size
 

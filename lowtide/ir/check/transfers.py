@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.names import DROP, LOAD, STORE
 from lowtide.ir.operators.nodes import begins_collective
 from lowtide.ir.operators.own import GATHER, READING
-from lowtide.ir.operators.row import Collective
+from lowtide.ir.operators.row import DROP, LOAD, STORE, Collective
 from lowtide.ir.operators.table import row_of
 
 _LENDABLE = (Kind.PARAMETER, Kind.STATE)

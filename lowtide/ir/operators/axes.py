@@ -33,6 +33,14 @@ Parts give the numbers of the whole operator, not its bits: kernels choose their
 Results that are whole numbers or truth values are exact, but for those that were sums of floating point before.
 
 (MAGIS, section 4.1: sliced dimensions are its spatial axes, reduced ones its reduce axes.)
+
+Making axes: what rules are written with. A rule says of an axis where it is: in which arguments, by position and dimension, in which
+results, by the operator's own numbering of its outputs. `axis` leaves out what does not exist, counts the units, and says nothing of
+extents of 1.
+
+The loops around an operator, and which of them index what it reads: what weights and the analysis of repeated work are made of. A
+convolution is seven loops, a product of matrices three; what is known by its shapes alone has a loop for each dimension of the largest
+tensor that it reads or makes, parameters aside.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from math import prod
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.operators.axes import Access, Axis, Index, Nest, NestLoop
-from lowtide.ir.operators.names import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE
-from lowtide.ir.operators.row import Collective, Draws, Fusion, Operator
+from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE, Collective, Draws, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, ints, up_to
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import product

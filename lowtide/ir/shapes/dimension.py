@@ -69,7 +69,7 @@ class Dimension:
         number = (extent - offset) // step
         return number if self.least <= number <= self.most and number * step + offset == extent else None
 
-    def told(self, number: int) -> str:
+    def number_text(self, number: int) -> str:
         """A number as users are told it: "length = 512"."""
         return f"{self.extent_name} = {self.extent(number)}"
 

@@ -1,1 +1,1 @@
-"""Algebra: other operators for the same numbers. One rule a row of `table`; what each means stands in the file that finds its places."""
+"""Algebra: other operators for the same numbers. One rule a row of `rewritings`; what each means stands where its places are found."""
