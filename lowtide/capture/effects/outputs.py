@@ -29,12 +29,10 @@ from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import Outlet, calls_followed
 from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
-from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Sum, Term, results_in
 from lowtide.capture.effects.variables import is_read
 from lowtide.capture.numbers import Number, holds_fakes
-from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -80,9 +78,8 @@ class OutputRecorder:
 
             def meet(function: types.FunctionType, named: set[str]) -> None:
                 functions.append(function)
-                if self.converts:
-                    stand_in(function, named, undo)
-                    _ = is_users(function) and rewrite(function, undo)
+                if self.converts and named:
+                    rewrite(function, undo)
 
             follow, is_followed = functools.partial(self._follow, undo), lambda item, name: (id(item), name) in self.sums
             PlaceSearch(self._is_chosen, self._stand_in, follow, is_followed, meet, undo, views.show).walk(collections.deque(roots))
