@@ -43,11 +43,8 @@ def with_loss(result: Any, loss: torch.Tensor) -> Any:
         return loss.detach()
     leaves, rebuild = tree.flatten(result)
     user_loss = _loss_of(result)
-    return tree.unflatten(rebuild, [_detached(loss if leaf.value is user_loss else leaf.value) for leaf in leaves])
-
-
-def _detached(item: Any) -> Any:
-    return item.detach() if isinstance(item, torch.Tensor) else item
+    items = [loss if leaf.value is user_loss else leaf.value for leaf in leaves]
+    return tree.unflatten(rebuild, [each.detach() if isinstance(each, torch.Tensor) else each for each in items])
 
 
 def share_of(loss: torch.Tensor, accumulate: int | str) -> torch.Tensor:

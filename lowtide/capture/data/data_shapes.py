@@ -78,7 +78,7 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
     matter = operators.row(op).shaped_by
     varies = any(_varies(arg) for at, arg in enumerate(args) if matter is None or at in matter)
     if matter is not None:
-        args = tuple(arg if at in matter else _made_up(recorder, arg) for at, arg in enumerate(args))
+        args = tuple(recorder.reader.made_up(arg) if at not in matter and isinstance(arg, Value) else arg for at, arg in enumerate(args))
     try:
         found = recorder.reader.results(recorder.draft, op, args, kwargs)
         if varies:  # only now: where no batch can say it, that is what is told
@@ -117,10 +117,6 @@ def _is_mask(index: Any) -> bool:
 def _varies(arg: Arg) -> bool:
     """Whether its extents are those of a batch of a range."""
     return isinstance(arg, Value) and not all(isinstance(extent, int) for extent in arg.shape)
-
-
-def _made_up(recorder: Recording, arg: Arg) -> Arg:
-    return recorder.reader.made_up(arg) if isinstance(arg, Value) else arg
 
 
 def _constant(real: torch.Tensor) -> torch.Tensor:

@@ -61,14 +61,14 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
     try:
         return _followed(capture, roots, names, None, counted)
     except CaptureError as error:
-        refusal, converts = error, _wants_numbers(error)
+        refusal, converts = error, getattr(error, "converts", False)
     while True:
         _put_back(counted)
         summed, known = dict(counted), converts
         try:
             captured = _followed(capture, roots, names, summed, counted, converts)
         except CaptureError as error:
-            captured, converts = None, converts or _wants_numbers(error)
+            captured, converts = None, converts or getattr(error, "converts", False)
             if is_users_own(error) and not isinstance(error.__cause__, NameError):  # which reads a variable that was taken away
                 refusal = error
         if counted.keys() <= summed.keys() and known is converts:
@@ -77,10 +77,6 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
         _put_back(counted)
         raise refusal
     return captured
-
-
-def _wants_numbers(error: CaptureError) -> bool:
-    return isinstance(error, LeavingError) and error.converts
 
 
 def _put_back(counted: dict[Key, CountedPlace]) -> None:

@@ -12,13 +12,14 @@ import functools
 import linecache
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowtide.capture.care.names import codes
 from lowtide.capture.effects import texts
 from lowtide.capture.effects.conversions import NAMES, converted
 
@@ -48,14 +49,9 @@ def _class(item: Any) -> Any:
     return nn.Parameter if isinstance(item, nn.Parameter) else torch.Tensor
 
 
-def _converting(kind: Any) -> Any:
-    """For `map(float, ...)`."""
-    return functools.partial(converted, kind)
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"\0{each.__name__}": each
-    for each in (_type, _class, converted, _converting, texts.formatted, texts.joined, texts.modulo, texts.called)
+    for each in (_type, _class, converted, functools.partial, texts.formatted, texts.joined, texts.modulo, texts.called)
 }
 
 
@@ -91,7 +87,7 @@ class _TextRewriter(_ClassRewriter):
         if _is_conversion(node.func):
             return _call(converted, node, node.func, *node.args, keywords=node.keywords)
         if isinstance(node.func, ast.Name) and node.func.id == "map" and _is_conversion(node.args[0] if node.args else node):
-            node.args[0] = _call(_converting, node, node.args[0])
+            node.args[0] = _call(functools.partial, node, ast.Constant("\0converted"), node.args[0])
         if made is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
             return made
         return _call(texts.called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
@@ -113,16 +109,9 @@ def _rewritten(file: str, text: str, rewriter: type[ast.NodeTransformer]) -> dic
             warnings.simplefilter("ignore")  # a constant is called
             plain = compile(text, file, "exec", dont_inherit=True)
             made = compile(ast.fix_missing_locations(rewriter().visit(ast.parse(text))), file, "exec", dont_inherit=True)
-        return dict(zip(_codes(plain), _codes(_bound(made)), strict=True))
+        return dict(zip(codes(plain), codes(_bound(made)), strict=True))
     except (SyntaxError, ValueError, RecursionError):
         return {}
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield each
-            yield from _codes(each)
 
 
 def _bound(code: types.CodeType) -> types.CodeType:

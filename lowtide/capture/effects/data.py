@@ -192,14 +192,6 @@ def _recording() -> Data | None:
     return None if _get_current_dispatch_mode() is None else _puts.get(threading.get_ident())
 
 
-def _get_data(tensor: torch.Tensor) -> torch.Tensor:
-    return _get(tensor) if (data := _recording()) is None else data.of(tensor)
-
-
-def _put_data(tensor: torch.Tensor, item: torch.Tensor) -> None:
-    _DATA.__set__(tensor, item) if (data := _recording()) is None else data.put(tensor, item)  # type: ignore[attr-defined]
-
-
 def _get_attribute(tensor: torch.Tensor, name: str) -> Any:
     """Asked where there is none of that name."""
     item = ABSENT if (data := _recording()) is None else data.attribute(tensor, name)
@@ -214,7 +206,11 @@ def _set_attribute(tensor: torch.Tensor, name: str, item: Any) -> None:
     object.__setattr__(tensor, name, item)
 
 
-_HOOKS = {"data": property(_get_data, _put_data), "__getattr__": _get_attribute, "__setattr__": _set_attribute}
+_DATA_HERE = property(
+    lambda tensor: _get(tensor) if (data := _recording()) is None else data.of(tensor),
+    lambda tensor, item: _DATA.__set__(tensor, item) if (data := _recording()) is None else data.put(tensor, item),  # type: ignore[attr-defined]
+)
+_HOOKS = {"data": _DATA_HERE, "__getattr__": _get_attribute, "__setattr__": _set_attribute}
 
 
 def _called(op: Any, *args: Any) -> torch.Tensor:

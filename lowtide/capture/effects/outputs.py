@@ -169,7 +169,7 @@ class OutputRecorder:
             if key in found.sums:
                 item = found.sums[key][0]
             elif self._is_chosen(item) and len(original) < LARGEST:
-                item = self._stand_in(item, _item_of(found, key), waiting)
+                item = self._stand_in(item, functools.partial(lambda found, key: found.now[key], found, key), waiting)
                 found.within.append(item.kept)
             elif len(original) < LARGEST:
                 waiting.append(item)
@@ -357,10 +357,6 @@ def noted() -> tuple[int, ...]:
 
 def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> None:
     getattr(container.now, method)(*args)
-
-
-def _item_of(container: Container, key: Any) -> Callable[[], Any]:
-    return lambda: container.now[key]
 
 
 def _is_number(item: Any) -> bool:

@@ -135,7 +135,7 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
     if not is_users(function):
         return set()
     for at in range(len(function.__defaults__ or ())):
-        place(functools.partial(_default, function, at), functools.partial(_put_default, function, at))
+        place(functools.partial(lambda at: (function.__defaults__ or ())[at], at), functools.partial(_put_default, function, at))
     defaults = function.__kwdefaults__ or {}
     for name in defaults:
         place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
@@ -145,10 +145,6 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
         for name in named.intersection(table):
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
     return named
-
-
-def _default(function: types.FunctionType, at: int) -> Any:
-    return (function.__defaults__ or ())[at]
 
 
 def _put_default(function: types.FunctionType, at: int, item: Any) -> None:

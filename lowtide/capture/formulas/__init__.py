@@ -1,8 +1,8 @@
 """What eager computes where ATen takes another path as soon as a dispatch mode is active."""
 
 from lowtide.capture.formulas import autocast as within
-from lowtide.capture.formulas import gradients, products, recurrent, values, zeros
+from lowtide.capture.formulas import gradients, products, recurrent, values
 from lowtide.capture.formulas import interpolation as resized
 from lowtide.capture.formulas.dispatch import as_eager
 
-__all__ = ["as_eager", "gradients", "products", "recurrent", "resized", "values", "within", "zeros"]
+__all__ = ["as_eager", "gradients", "products", "recurrent", "resized", "values", "within"]

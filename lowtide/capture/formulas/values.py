@@ -12,6 +12,7 @@ import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas, formula, wants_gradient
 
 _ATEN, _MEAN = torch.ops.aten, 1
+_ZEROS = torch._C.DispatchKeySet(torch._C.DispatchKey.ZeroTensor)
 
 
 @formula(_ATEN.linalg_svdvals.default)
@@ -89,3 +90,10 @@ def _smoothed(logits: Tensor, target: Tensor, weight: Any, ignore_index: int, la
     mean: Tensor = smooth.sum() / total
     result: Tensor = (1 - label_smoothing) * loss + mean * (label_smoothing / logits.shape[dim])
     return result
+
+
+@formula(_ATEN.view.default, _ATEN.as_strided.default)
+def _view(op: OpOverload, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of zeros without memory, as forward derivatives have them, ATen makes some beneath dispatch modes, which are no fakes."""
+    with torch._C._ExcludeDispatchKeyGuard(_ZEROS):  # without that key a view is one as any other
+        return op(given, *args, **kwargs)  # type: ignore[no-any-return]
