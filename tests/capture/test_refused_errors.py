@@ -155,7 +155,8 @@ def test_an_object_that_a_defaultdict_makes_is_refused_with_a_remedy_that_works(
     assert not sums
     assert sums["loss"].sum == 0  # which makes it
     step = lowtide.optimize(model, torch.rand(4, 3), **given)
-    assert sums["loss"].sum == step(torch.rand(4, 3)).item()
+    value = step(torch.rand(4, 3)).item()
+    assert sums["loss"].sum == value
 
 
 def test_a_mean_over_what_earlier_steps_leave_is_refused_as_that():
