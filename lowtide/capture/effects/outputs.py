@@ -107,13 +107,15 @@ class OutputRecorder:
         """What the program has changed that is not followed yet."""
         for item, table, before in self.tables:
             for name, now in seen(item, table).items():
-                was = before.get(name, ABSENT)
+                default = ABSENT if name in before or _is_of_variables(item) else held(type(item), name)
+                was = before.get(name, default)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
                 sums = _is_number(was) and isinstance(now, (int, float))
                 if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
                     old = was.kept.original if is_stand_in(was) else was
-                    self.counted[id(item), name] = CountedPlace(functools.partial(_put, table, name, old), sums)
+                    put = functools.partial(_put, table, name, old if default is ABSENT else ABSENT)
+                    self.counted[id(item), name] = CountedPlace(put, sums, default if sums else ABSENT)
         for container in self.containers.values():
             items: Any = container.items
             find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
@@ -135,8 +137,9 @@ class OutputRecorder:
                 continue
             was = found.get(name, ABSENT)
             undo(functools.partial(_put, found, name, was))
-            if _is_number(was) and (self.summed or {})[at, name].sums:
-                found[name] = self._before((at, name), lambda: table, was)
+            default = (self.summed or {})[at, name].default  # of its class
+            if _is_number(value := default if was is ABSENT else was) and (self.summed or {})[at, name].sums:
+                found[name] = self._before((at, name), lambda: table, value, default)
             else:
                 self.emptied.add((at, name))
 
