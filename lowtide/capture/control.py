@@ -39,14 +39,13 @@ def compiling_nothing() -> Iterator[None]:
 
 def take_called(key: torch._C.DispatchKey) -> None:
     """Have all such operators end at a dispatch key that is looked at during a capture alone."""
-    own: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop}
+    own: dict[str, Callable[..., Any]] = {
+        "cond": lambda predicate, true, false, operands: (true if predicate else false)(*operands),
+        "while_loop": _while_loop,
+    }
     for name, op in _higher_order_ops.items():
         if key not in op.py_kernels:
             op.py_impl(key)(own.get(name, partial(_refuse, op)))
-
-
-def _cond(predicate: Any, true: Callable[..., Any], false: Callable[..., Any], operands: Sequence[Any]) -> Any:
-    return (true if predicate else false)(*operands)
 
 
 def _while_loop(condition: Callable[..., Any], body: Callable[..., Any], carried: Sequence[Any], more: Sequence[Any]) -> Any:

@@ -302,7 +302,8 @@ class Draft:
         if dtype == _COMPLEX_OF.get(root.dtype) and pairs is not None:
             return self._new_view(block, "aten.view_as_complex.default", (root,), (dtype, *pairs))
         larger = max(ITEM_BYTES[root.dtype], ITEM_BYTES[dtype])
-        count = _quotient(block.storage.nbytes, larger)  # of whole elements of both
+        size = block.storage.nbytes
+        count = size // larger if isinstance(size, int) else normal(size / larger)  # of whole elements of both
         flat = (count * (larger // ITEM_BYTES[root.dtype]),), (1,), 0
         same = self._new_view(block, AS_STRIDED, (root, *flat), (root.dtype, *flat))
         shape = (count * (larger // ITEM_BYTES[dtype]),)
@@ -450,10 +451,6 @@ def _pairs_of(value: Value) -> tuple[tuple[Size, ...], tuple[Size, ...], Size] |
     if value.shape[-1:] != (2,) or value.stride[-1:] != (1,) or len(steps) < len(value.stride):
         return None
     return value.shape[:-1], tuple(step // 2 for step in steps[:-1]), steps[-1] // 2
-
-
-def _quotient(size: Size, divisor: int) -> Size:
-    return size // divisor if isinstance(size, int) else normal(size / divisor)
 
 
 def _refuse_former(block: Block) -> None:

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide.base.garbage import set_aside
-from lowtide.base.places import Beside
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import Follower, following
@@ -124,7 +123,8 @@ def _closed(
     follower.turn_back()
     FlagRecorder(memos).put_back()
     follower.forget()
-    beside = _of_callers(beside)
+    made = (at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now()))
+    beside = replace(beside, places=tuple(made))  # without variables of functions that the program makes, as hooks that a forward adds
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
@@ -133,11 +133,6 @@ def _closed(
         raise LeavingError(refilled or summed)
     settling = FlagRecorder((*captured[-1].settling.memos, *memos))
     return tuple(replace(each, beside=beside, counted=refilled, settling=settling) for each in captured)
-
-
-def _of_callers(beside: Beside) -> Beside:
-    """Without variables that hold what the program has computed: they are of functions that it makes, as hooks that a forward adds are."""
-    return replace(beside, places=tuple(at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now())))
 
 
 def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: OutputRecorder | None) -> CapturedStep:

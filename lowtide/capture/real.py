@@ -249,7 +249,8 @@ def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator
 def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Results | None], symbols: Symbols) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
     pieces, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
-    fresh = [isinstance(piece, torch.Tensor) and _lies_in_memory(piece) and address(piece) not in addresses for piece in pieces]
+    dense = [isinstance(each, torch.Tensor) and each.layout is torch.strided and each.device.type != "meta" for each in pieces]
+    fresh = [is_dense and address(piece) not in addresses for is_dense, piece in zip(dense, pieces, strict=True)]
     if not any(fresh):
         return out
     new_pieces = [piece for piece, is_fresh in zip(pieces, fresh, strict=True) if is_fresh]
@@ -270,11 +271,6 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
         for which, (piece, mine, spec) in enumerate(zip(pieces, thought, real, strict=True))
     ]
     return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
-
-
-def _lies_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether a real one would be dense; ATen adds tensors on the meta device to find out how a sum with a tensor of zeros looks."""
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
 def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:

@@ -400,9 +400,6 @@ def _behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
     if stop is None:
         return nodes
     at = nodes.index(stop) + 1
-    return nodes[:at] + [replace(node, after=(*node.after, stop)) if _is_noticed(node) else node for node in nodes[at:]]
-
-
-def _is_noticed(node: Node) -> bool:
-    """Whether a node acts beyond its results: on what the caller owns, on the generator, on other processes."""
-    return bool(node.writes) or is_random(node) or is_collective(node)
+    return nodes[:at] + [
+        replace(node, after=(*node.after, stop)) if node.writes or is_random(node) or is_collective(node) else node for node in nodes[at:]
+    ]

@@ -318,7 +318,9 @@ class Trace:
             gradients,
             update.state_entries,
             reads if self.leaving is None else self.leaving.without(reads, self.model),
-            _first if rebuild is next and isinstance(result, torch.Tensor) else put,  # most programs return one tensor
+            (lambda tensors, before=(): tensors[0])
+            if rebuild is next and isinstance(result, torch.Tensor)
+            else put,  # most programs return one tensor
             computed,
             detached,
             self.data.alone,
@@ -363,10 +365,6 @@ def tracing(
                 yield trace
         finally:
             trace.forget_example()
-
-
-def _first(tensors: Sequence[Any], before: Sequence[Any] = ()) -> Any:
-    return tensors[0]
 
 
 def _value_of(item: Any, draft: Draft) -> Value:

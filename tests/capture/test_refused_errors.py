@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from typing import Any
 
@@ -129,3 +130,46 @@ def test_what_has_no_other_form_is_refused_with_what_there_is(write, remedy):
 
     with pytest.raises(lowtide.CaptureError, match=remedy):
         lowtide.optimize(model, torch.rand(4, 3), loss=loss, optimizer=torch.optim.SGD(model.parameters()))
+
+
+class Sum:
+    def __init__(self):
+        self.sum = 0.0
+
+    def update(self, number):
+        self.sum += number
+
+
+def test_an_object_that_a_defaultdict_makes_is_refused_with_a_remedy_that_works():
+    sums, model = collections.defaultdict(Sum), nn.Linear(3, 2)
+
+    def loss(model, x):
+        value = model(x).square().mean()
+        sums["loss"].update(value.item())
+        return value
+
+    given = {"loss": loss, "optimizer": torch.optim.SGD(model.parameters()), "planning": lowtide.Planning(workspaces=False)}
+    with pytest.raises(lowtide.CaptureError, match=r"a defaultdict makes a Sum for the key 'loss'.*make it before the step.*") as caught:
+        lowtide.optimize(model, torch.rand(4, 3), **given)
+    assert "torch.where" not in str(caught.value)
+    assert not sums
+    assert sums["loss"].sum == 0  # which makes it
+    step = lowtide.optimize(model, torch.rand(4, 3), **given)
+    value = step(torch.rand(4, 3)).item()
+    assert sums["loss"].sum == value
+
+
+def test_a_mean_over_what_earlier_steps_leave_is_refused_as_that():
+    recent, model = collections.deque(maxlen=3), nn.Linear(3, 2)
+
+    def loss(model, x):
+        value = model(x).square().mean()
+        recent.append(value.item())
+        means.append(sum(recent) / len(recent))
+        return value
+
+    means = []
+    with pytest.raises(lowtide.CaptureError, match="it reads what other steps leave in a deque that it changes"):
+        lowtide.optimize(model, torch.rand(4, 3), loss=loss, optimizer=torch.optim.SGD(model.parameters()))
+    assert not recent
+    assert means == []

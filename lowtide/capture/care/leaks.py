@@ -128,16 +128,12 @@ def _key(table: dict[Any, Any], item: Any) -> Any:
     return next((key for key, value in table.items() if value is item), None)
 
 
-def _is_own(function: types.FunctionType) -> bool:
-    """Whether a function is the package's, which names nothing to its user."""
-    return str(function.__module__).partition(".")[0] == __name__.partition(".")[0]
-
-
 def _name_of_cell(cell: types.CellType) -> str | None:
     holder: Any
     for holder in gc.get_referrers(cell):
         for function in gc.get_referrers(holder) if isinstance(holder, tuple) else ():
-            if isinstance(function, types.FunctionType) and function.__closure__ is holder and not _is_own(function):
+            own = str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]  # which names nothing to a user
+            if isinstance(function, types.FunctionType) and function.__closure__ is holder and not own:
                 at = [found is cell for found in function.__closure__].index(True)
                 return f"the variable {function.__code__.co_freevars[at]!r} of {function.__qualname__}"
     return None

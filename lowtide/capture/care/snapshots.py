@@ -58,7 +58,9 @@ class ModuleSnapshot:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
             if is_number(old):  # it stands for one that each step goes on with
                 continue
-            if not _is_still(swapped.get(name), new) and holds_fakes(new) and not isinstance(new, torch.Tensor):
+            own = swapped.get(name)  # a container of the same things is still that: `module.to(dtype)` makes such lists anew
+            still = new is own or (type(new) is type(own) and type(new) in _CONTAINERS and _same_items(new, own))
+            if not still and holds_fakes(new) and not isinstance(new, torch.Tensor):
                 if not is_followed():
                     yield name
                 continue
@@ -84,11 +86,6 @@ class ModuleSnapshot:
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
             if not (of_graph or made_once or is_number(old) or "_hooks" in name or name in memos or _alike(old, new)):
                 yield name
-
-
-def _is_still(old: Any, new: Any) -> bool:
-    """Whether what lies there is what lay there, or a container of the same things (`module.to(dtype)` makes such lists anew)."""
-    return new is old or (type(new) is type(old) and type(new) in _CONTAINERS and _same_items(new, old))
 
 
 def _same_items(one: Any, two: Any) -> bool:

@@ -57,12 +57,8 @@ def reading(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(listed(_hosts, host))
         stack.enter_context(replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated_normal))
         for owner, name, replacement in replacements:
-            stack.enter_context(replaced(owner, name, partial(_instead, replacement)))
+            stack.enter_context(replaced(owner, name, partial(lambda replacement, _: replacement, replacement)))
         yield
-
-
-def _instead(replacement: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
-    return replacement
 
 
 def _truncated_normal(before: Callable[..., Any]) -> Callable[..., Any]:

@@ -144,7 +144,7 @@ class Reader:
         trained = value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot)
         if trained and slot.table != "parameter":
             raise UnreadableError(f"{slot}, which the training changes" if slot.table == "state" else str(slot))
-        if _has_no_data(self._read(slot)):
+        if (found := self._read(slot)).is_meta or isinstance(found, FakeTensor):
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
         return (SlotLeaf(str(slot), slot, trained=trained),)
 
@@ -176,10 +176,6 @@ class Reader:
 def joined(chains: Iterable[tuple[Step, ...]]) -> tuple[Step, ...]:
     """Several chains of steps as one, each step once."""
     return tuple({step.key: step for chain in chains for step in chain}.values())
-
-
-def _has_no_data(tensor: torch.Tensor) -> bool:
-    return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def _refuse_maker(node: Node | None, value: Value) -> None:

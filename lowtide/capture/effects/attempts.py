@@ -6,6 +6,7 @@ refused, numbers that it sums up in attributes are followed as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
     try:
         return capture(None, True)
     except LeavingError as error:
-        what = str(error).partition("; a captured step would not put")[0]  # the remedy is another one where more is known
+        what = re.split("; (a captured step would not put|use torch.where)", str(error))[0]  # the remedy is another where more is known
         raise CaptureError(f"{what}. It cannot be put there by each step: {why}" if why else str(error)) from error.__cause__
 
 
@@ -61,15 +62,16 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
     try:
         return _followed(capture, roots, names, None, counted)
     except CaptureError as error:
-        refusal, converts = error, _wants_numbers(error)
+        refusal, converts = error, getattr(error, "converts", False)
     while True:
         _put_back(counted)
         summed, known = dict(counted), converts
         try:
             captured = _followed(capture, roots, names, summed, counted, converts)
         except CaptureError as error:
-            captured, converts = None, converts or _wants_numbers(error)
-            if is_users_own(error) and not isinstance(error.__cause__, NameError):  # which reads a variable that was taken away
+            captured, converts = None, converts or getattr(error, "converts", False)
+            its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
+            if its_own or isinstance(error, StaleError):
                 refusal = error
         if counted.keys() <= summed.keys() and known is converts:
             break
@@ -77,10 +79,6 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
         _put_back(counted)
         raise refusal
     return captured
-
-
-def _wants_numbers(error: CaptureError) -> bool:
-    return isinstance(error, LeavingError) and error.converts
 
 
 def _put_back(counted: dict[Key, CountedPlace]) -> None:

@@ -52,19 +52,19 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
             yield
             return
         stack.enter_context(listed(emitters, emit))
-        stack.enter_context(replaced(builtins, "len", _measuring))
+        stack.enter_context(
+            replaced(builtins, "len", lambda plain: lambda item: item.kept.measured() if is_stand_in(item) else plain(item))
+        )
         for name in ("stdout", "stderr"):
             if hasattr(stream := getattr(sys, name), "__dict__"):
-                stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, lambda name=name: getattr(sys, name))))
-        for name, of in {"repr": _text, "format": _text, "max": _choice, "min": _choice, "sorted": _order}.items():
+                stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, functools.partial(getattr, sys, name))))
+        for name in ("repr", "format"):
+            stack.enter_context(replaced(builtins, name, lambda plain: lambda *args: text_of(plain, *args)))
+        for name, of in {"max": _choice, "min": _choice, "sorted": _order}.items():
             stack.enter_context(replaced(builtins, name, of))
         for name in MATH_FUNCTIONS | _WHOLE:
             stack.enter_context(replaced(math, name, _rounding if name in _WHOLE else functools.partial(_computed, f"math_{name}")))
         yield
-
-
-def _measuring(plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda item: item.kept.measured() if is_stand_in(item) else plain(item)
 
 
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,9 +78,9 @@ def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _order(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def order(items: Iterable[Any], **options: Any) -> Any:
-        given = [*items] if isinstance(items, (list, tuple)) else items
-        if options or given is items or not any(map(is_term, given)) or len({_kind(each) for each in given}) > 1:
+    def order(items: Any, **options: Any) -> Any:
+        given = items if isinstance(items, (list, tuple)) else ()
+        if options or not any(map(is_term, given)) or len({_kind(each) for each in given}) > 1:
             return plain(items, **options)
         return [NumberExpression(_placed(at, plain), tuple(given), _kind(given[0])) for at in range(len(given))]
 
@@ -105,17 +105,9 @@ def _rounding(plain: Callable[..., Any]) -> Callable[..., Any]:
     return lambda item: whole(plain, item) if is_term(item) else plain(item)
 
 
-def _text(plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: text_of(plain, *args)
-
-
 def _encoding(plain: Callable[..., Any]) -> Callable[..., Any]:
     """C hands what is no number of Python's own to whatever the encoder has for such things."""
-    return lambda encoder, item: (text_of if _shows((item,)) and encoder.allow_nan else _called)(plain, encoder, item)
-
-
-def _called(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
+    return lambda encoder, item: text_of(plain, encoder, item) if _shows((item,)) and encoder.allow_nan else plain(encoder, item)
 
 
 def _computed(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,14 +140,11 @@ def _handling(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
         if not log.active or not _shows((record.msg, *shown)):
             return plain(logger, record)
         kept = {name: item for name, item in vars(record).items() if name not in _OF_THE_CALL}
-        log.events.append((Outlet(functools.partial(_handle_again, logger, kept)), "put", without_stand_ins((record.msg, record.args))))
+        again = lambda text, args: logger.handle(logging.makeLogRecord({**kept, "msg": text, "args": args}))  # noqa: E731
+        log.events.append((Outlet(again), "put", without_stand_ins((record.msg, record.args))))
         return None
 
     return handling
-
-
-def _handle_again(logger: logging.Logger, kept: dict[str, Any], text: Any, args: Any) -> None:
-    logger.handle(logging.makeLogRecord({**kept, "msg": text, "args": args}))
 
 
 def _shows(items: Iterable[Any]) -> bool:

@@ -1,7 +1,7 @@
 """Functions of the user's that run from their own source, with calls in the places of expressions that Python answers in C.
 
-Such are texts of numbers that only the running step knows, and questions for the class of what stands for a number, a tensor or a
-container.
+Such are texts and conversions of numbers that only the running step knows, and questions for the class of what stands for a number, a
+tensor or a container.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import functools
 import linecache
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lowtide.capture.care.names import codes
 from lowtide.capture.effects import texts
+from lowtide.capture.effects.conversions import NAMES, converted
 
 _ASKS = {"type", "__class__"}
 
@@ -48,7 +50,8 @@ def _class(item: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"\0{each.__name__}": each for each in (_type, _class, texts.formatted, texts.joined, texts.modulo, texts.called)
+    f"\0{each.__name__}": each
+    for each in (_type, _class, converted, functools.partial, texts.formatted, texts.joined, texts.modulo, texts.called)
 }
 
 
@@ -66,7 +69,7 @@ class _ClassRewriter(ast.NodeTransformer):
 
 
 class _TextRewriter(_ClassRewriter):
-    """And in the places of expressions that make texts."""
+    """And in the places of expressions that make texts, and of conversions."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         return _call(texts.joined, node, *(self.visit(each) for each in node.values))
@@ -81,9 +84,17 @@ class _TextRewriter(_ClassRewriter):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         made = super().visit_Call(node)
+        if _is_conversion(node.func):
+            return _call(converted, node, node.func, *node.args, keywords=node.keywords)
+        if isinstance(node.func, ast.Name) and node.func.id == "map" and _is_conversion(node.args[0] if node.args else node):
+            node.args[0] = _call(functools.partial, node, ast.Constant("\0converted"), node.args[0])
         if made is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
             return made
         return _call(texts.called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
+
+
+def _is_conversion(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in NAMES
 
 
 def _call(function: Callable[..., Any], of: ast.expr, *args: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
@@ -98,16 +109,9 @@ def _rewritten(file: str, text: str, rewriter: type[ast.NodeTransformer]) -> dic
             warnings.simplefilter("ignore")  # a constant is called
             plain = compile(text, file, "exec", dont_inherit=True)
             made = compile(ast.fix_missing_locations(rewriter().visit(ast.parse(text))), file, "exec", dont_inherit=True)
-        return dict(zip(_codes(plain), _codes(_bound(made)), strict=True))
+        return dict(zip(codes(plain), codes(_bound(made)), strict=True))
     except (SyntaxError, ValueError, RecursionError):
         return {}
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield each
-            yield from _codes(each)
 
 
 def _bound(code: types.CodeType) -> types.CodeType:

@@ -313,7 +313,7 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
 
     plain = changing if name in _CHANGING and not (kind is collections.Counter and name.startswith("__i")) else reading
     own = {**_OWN, **_OF_COUNTERS} if kind is collections.Counter else _OWN if is_table else {}
-    mine = own.get(name, plain)
+    mine: Any = own.get(name, plain)
 
     def either(self: Any, *args: Any, **options: Any) -> Any:
         return method(self.kept.original, *args, **options) if self.kept.is_of_others() else mine(self, *args, **options)
@@ -366,7 +366,7 @@ def _count(self: Any, iterable: Any = None, /, *, times: int = 1, **named: Any) 
         self[key] = self.get(key, 0) + count if times > 0 else self.get(key, 0) - count
 
 
-_OWN = {
+_OWN: dict[str, Any] = {
     "update": _update, "setdefault": _set_default, "__getitem__": _get_item, "__missing__": _missing,
     "get": lambda self, key, default=None: self.kept.found(key, default), "__contains__": lambda self, key: self.kept.has(key),
 }  # fmt: skip

@@ -31,7 +31,9 @@ from lowtide.ir.graph import Kind, Slot
 Call = Callable[..., torch.Tensor]  # an operator on its arguments
 
 _DATA = torch.Tensor.data
-_OF_TORCH = "_wrapped_number"  # it sets that itself, from C++, on a size that is used as a tensor
+_MEMO = "", "_vc", "_epoch"
+_OWN = (f"{before}{name}{behind}" for name in {*vars(FakeTensor), *FakeTensor.__annotations__} for before in ("", "_") for behind in _MEMO)
+_OF_TORCH = frozenset(_OWN) | {"_wrapped_number"}  # attributes that it sets itself, many for each fake; the last from C++, on a size
 _aten = torch.ops.aten
 _lock = threading.Lock()
 _puts: dict[int, Data] = {}  # by thread: for as long as it records
@@ -104,12 +106,7 @@ class Data:
     def set_attribute(self, tensor: torch.Tensor, name: str, item: Any) -> None:
         """Raise CaptureError for an attribute that the user's own code gives to a tensor of the caller's."""
         real = (self._known(tensor) or (tensor, tensor))[1]
-        if (
-            isinstance(real, FakeTensor)
-            or hasattr(torch.Tensor, name)
-            or name == _OF_TORCH
-            or is_library(sys._getframe(2).f_code.co_filename)
-        ):
+        if isinstance(real, FakeTensor) or hasattr(torch.Tensor, name) or is_library(sys._getframe(2).f_code.co_filename):
             return
         before = vars(real).get(name, ABSENT)
         if before is not item and not (is_plain(item) and is_plain(before) and not differ(before, item)):
@@ -191,14 +188,6 @@ def _recording() -> Data | None:
     return None if _get_current_dispatch_mode() is None else _puts.get(threading.get_ident())
 
 
-def _get_data(tensor: torch.Tensor) -> torch.Tensor:
-    return _get(tensor) if (data := _recording()) is None else data.of(tensor)
-
-
-def _put_data(tensor: torch.Tensor, item: torch.Tensor) -> None:
-    _DATA.__set__(tensor, item) if (data := _recording()) is None else data.put(tensor, item)  # type: ignore[attr-defined]
-
-
 def _get_attribute(tensor: torch.Tensor, name: str) -> Any:
     """Asked where there is none of that name."""
     item = ABSENT if (data := _recording()) is None else data.attribute(tensor, name)
@@ -208,12 +197,16 @@ def _get_attribute(tensor: torch.Tensor, name: str) -> Any:
 
 
 def _set_attribute(tensor: torch.Tensor, name: str, item: Any) -> None:
-    if (data := _recording()) is not None:
+    if name not in _OF_TORCH and (data := _recording()) is not None:
         data.set_attribute(tensor, name, item)
     object.__setattr__(tensor, name, item)
 
 
-_HOOKS = {"data": property(_get_data, _put_data), "__getattr__": _get_attribute, "__setattr__": _set_attribute}
+_DATA_HERE = property(
+    lambda tensor: _get(tensor) if (data := _recording()) is None else data.of(tensor),
+    lambda tensor, item: _DATA.__set__(tensor, item) if (data := _recording()) is None else data.put(tensor, item),  # type: ignore[attr-defined]
+)
+_HOOKS = {"data": _DATA_HERE, "__getattr__": _get_attribute, "__setattr__": _set_attribute}
 
 
 def _called(op: Any, *args: Any) -> torch.Tensor:

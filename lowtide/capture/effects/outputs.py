@@ -29,12 +29,10 @@ from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import Outlet, calls_followed
 from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
-from lowtide.capture.effects.conversions import stand_in
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Sum, Term, results_in
 from lowtide.capture.effects.variables import is_read
 from lowtide.capture.results import Number, holds_fakes
-from lowtide.capture.sources import is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -80,9 +78,8 @@ class OutputRecorder:
 
             def meet(function: types.FunctionType, named: set[str]) -> None:
                 functions.append(function)
-                if self.converts:
-                    stand_in(function, named, undo)
-                    _ = is_users(function) and rewrite(function, undo)
+                if self.converts and named:
+                    rewrite(function, undo)
 
             follow, is_followed = functools.partial(self._follow, undo), lambda item, name: (id(item), name) in self.sums
             PlaceSearch(self._is_chosen, self._stand_in, follow, is_followed, meet, undo, views.show).walk(collections.deque(roots))
@@ -110,13 +107,15 @@ class OutputRecorder:
         """What the program has changed that is not followed yet."""
         for item, table, before in self.tables:
             for name, now in seen(item, table).items():
-                was = before.get(name, ABSENT)
+                default = ABSENT if name in before or _is_of_variables(item) else held(type(item), name)
+                was = before.get(name, default)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
                 sums = _is_number(was) and isinstance(now, (int, float))
                 if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
                     old = was.kept.original if is_stand_in(was) else was
-                    self.counted[id(item), name] = CountedPlace(functools.partial(_put, table, name, old), sums)
+                    put = functools.partial(_put, table, name, old if default is ABSENT else ABSENT)
+                    self.counted[id(item), name] = CountedPlace(put, sums, default if sums else ABSENT)
         for container in self.containers.values():
             items: Any = container.items
             find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
@@ -138,8 +137,9 @@ class OutputRecorder:
                 continue
             was = found.get(name, ABSENT)
             undo(functools.partial(_put, found, name, was))
-            if _is_number(was) and (self.summed or {})[at, name].sums:
-                found[name] = self._before((at, name), lambda: table, was)
+            default = (self.summed or {})[at, name].default  # of its class
+            if _is_number(value := default if was is ABSENT else was) and (self.summed or {})[at, name].sums:
+                found[name] = self._before((at, name), lambda: table, value, default)
             else:
                 self.emptied.add((at, name))
 
@@ -172,7 +172,7 @@ class OutputRecorder:
             if key in found.sums:
                 item = found.sums[key][0]
             elif self._is_chosen(item) and len(original) < LARGEST:
-                item = self._stand_in(item, _item_of(found, key), waiting)
+                item = self._stand_in(item, functools.partial(lambda found, key: found.now[key], found, key), waiting)
                 found.within.append(item.kept)
             elif len(original) < LARGEST:
                 waiting.append(item)
@@ -360,10 +360,6 @@ def noted() -> tuple[int, ...]:
 
 def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> None:
     getattr(container.now, method)(*args)
-
-
-def _item_of(container: Container, key: Any) -> Callable[[], Any]:
-    return lambda: container.now[key]
 
 
 def _is_number(item: Any) -> bool:

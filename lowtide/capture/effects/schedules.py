@@ -17,7 +17,9 @@ _Copied: TypeAlias = "list[tuple[dict[str, Any], dict[str, Any], list[Any]]]"  #
 @contextmanager
 def settings_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Raise CaptureError where what runs inside changes a setting (a scheduler's `step()`), which is put back whatever happens."""
-    found = [(each.param_groups, _copied(each.param_groups)) for each in each_of(optimizer)]
+    found = [
+        (each.param_groups, [(group, dict(group), list(group["params"])) for group in each.param_groups]) for each in each_of(optimizer)
+    ]
     try:
         yield
         if (changed := next(filter(None, (_changed(*each) for each in found)), None)) is not None:
@@ -32,10 +34,6 @@ def settings_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
                 group.clear()
                 group.update(settings)
                 group["params"][:] = parameters
-
-
-def _copied(groups: list[dict[str, Any]]) -> _Copied:
-    return [(group, dict(group), list(group["params"])) for group in groups]
 
 
 def _changed(groups: list[dict[str, Any]], before: _Copied) -> str | None:

@@ -17,8 +17,9 @@ from lowtide.base.places import ABSENT, Position, held, slots_of
 from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, is_users_module, names_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
+from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import KINDS
-from lowtide.capture.effects.conversions import stand_in
+from lowtide.capture.effects.conversions import NAMES
 from lowtide.capture.effects.variables import Positions
 from lowtide.capture.sources import is_users
 
@@ -114,8 +115,12 @@ class PlaceSearch:
 def conversions_followed(roots: Iterable[Any]) -> Iterator[None]:
     """`float()` and `int()` of sizes are followed in the user's functions while this lasts."""
     with undoing() as undo:
-        convert = functools.partial(stand_in, undo=undo)
-        search = PlaceSearch(lambda _: False, lambda item, *_: item, lambda *_: None, lambda *_: False, convert, undo, lambda *_: None)
+
+        def meet(function: types.FunctionType, named: set[str]) -> None:
+            if not named.isdisjoint(NAMES):
+                rewrite(function, undo)
+
+        search = PlaceSearch(lambda _: False, lambda item, *_: item, lambda *_: None, lambda *_: False, meet, undo, lambda *_: None)
         search.walk(collections.deque(roots))
         yield
 
@@ -130,7 +135,7 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
     if not is_users(function):
         return set()
     for at in range(len(function.__defaults__ or ())):
-        place(functools.partial(_default, function, at), functools.partial(_put_default, function, at))
+        place(functools.partial(lambda at: (function.__defaults__ or ())[at], at), functools.partial(_put_default, function, at))
     defaults = function.__kwdefaults__ or {}
     for name in defaults:
         place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
@@ -140,10 +145,6 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
         for name in named.intersection(table):
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
     return named
-
-
-def _default(function: types.FunctionType, at: int) -> Any:
-    return (function.__defaults__ or ())[at]
 
 
 def _put_default(function: types.FunctionType, at: int, item: Any) -> None:

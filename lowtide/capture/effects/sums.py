@@ -232,16 +232,16 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
 
 def _may_be_zero(item: Any) -> bool:
     if isinstance(item, Term):
-        if isinstance(item, NumberExpression) and _SPELLED.get(item.function) == "max" and any(_is_positive(each) for each in item.args):
+        if (
+            isinstance(item, NumberExpression)
+            and _SPELLED.get(item.function) == "max"
+            and any(type(each) in (int, float) and each > 0 for each in item.args)
+        ):
             return False  # nor is nan
         if (earlier := _earlier(item)) is not None:
             return not earlier.divides(item)
         return item.compare is None or not item.compare("ne", 0)
     return bool(item == 0)
-
-
-def _is_positive(item: Any) -> bool:
-    return type(item) in (int, float) and item > 0
 
 
 def _earlier(item: Any) -> EarlierNumbers | None:
@@ -261,12 +261,9 @@ def _power(*both: Any) -> Any:
     raised = NumberExpression(operator.pow, both)
     if (earlier := _earlier(raised)) is None:
         return in_program("pow", *both)
-    earlier.divisors.append(recipe(NumberExpression(_listed, (raised,))))
+    made = recipe(raised)
+    earlier.divisors.append(lambda results, before: [made(results, before)])
     return raised
-
-
-def _listed(number: Any) -> list[Any]:
-    return [number]
 
 
 def _operand(item: Any) -> Any:
@@ -283,10 +280,6 @@ def _asked(item: Any) -> Any:
     if item.known is None:
         item.refuse()
     return item.known()
-
-
-def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self: NumberExpression(function, (self,))
 
 
 def _rounded(self: Term, digits: Any = None) -> Any:
@@ -326,7 +319,7 @@ for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
-    setattr(Term, f"__{_name}__", _alone(_of_one))
+    setattr(Term, f"__{_name}__", lambda self, function=_of_one: NumberExpression(function, (self,)))
 for _name, _asking in _ASKS.items():
     setattr(Term, f"__{_name}__", _question(_asking))
 for _name, _asking in _OF_TEXTS.items():

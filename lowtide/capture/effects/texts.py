@@ -32,11 +32,7 @@ def formatted(value: Any, conversion: int, spec: Any) -> Any:
 
 def joined(*pieces: Any) -> Any:
     """Texts one behind the other."""
-    return text_of(_concatenation, *pieces)
-
-
-def _concatenation(*pieces: str) -> str:
-    return "".join(pieces)
+    return text_of(_filled, "%s" * len(pieces), *pieces)
 
 
 def modulo(one: Any, two: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dis
 import types
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from lowtide.base.places import ABSENT, Position
-
-_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
+from lowtide.capture.care.names import codes, named
 
 
 class Positions(MutableMapping[str, Any]):
@@ -38,8 +36,5 @@ class Positions(MutableMapping[str, Any]):
 
 def is_read(name: str, code: types.CodeType) -> bool:
     """Whether code reads a variable of this name, or asks for all variables."""
-    if {"globals", "vars", "eval", "exec"}.intersection(code.co_names):
-        return True
-    here = name in (*code.co_names, *code.co_freevars, *code.co_cellvars)
-    reads = here and any(each.argval == name and each.opname in _READS for each in dis.get_instructions(code))
-    return reads or any(is_read(name, each) for each in code.co_consts if isinstance(each, types.CodeType))
+    read = {found for each in codes(code) for found, _, _ in named(each)}
+    return not read.isdisjoint({name, "globals", "vars", "eval", "exec"})

@@ -371,8 +371,6 @@ def _shape_of(arg: Any) -> Any:
 
 def _same_constants(one: Draft, two: Draft) -> bool:
     pairs = zip(one.constants, two.constants, strict=False)
-    return len(one.constants) == len(two.constants) and all(a is b or _same_numbers(a, b) for a, b in pairs)
-
-
-def _same_numbers(one: Any, two: Any) -> bool:
-    return isinstance(one, torch.Tensor) and geometry(one) == geometry(two) and torch.equal(one, two)
+    if len(one.constants) != len(two.constants):
+        return False
+    return all(a is b or (isinstance(a, torch.Tensor) and geometry(a) == geometry(b) and torch.equal(a, b)) for a, b in pairs)

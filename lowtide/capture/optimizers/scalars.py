@@ -52,14 +52,10 @@ class Guard:
         if self.compare == "absent":
             return False
         try:
-            return bool(COMPARISONS[self.compare](current, self.operand)) is self.outcome and _same_type(current, self.operand)
+            same_type = isinstance(current, bool) == isinstance(self.operand, bool) or isinstance(self.operand, (int, float))
+            return bool(COMPARISONS[self.compare](current, self.operand)) is self.outcome and same_type
         except (TypeError, ValueError, RuntimeError):
             return False
-
-
-def _same_type(current: Any, operand: Any) -> bool:
-    """Whether a flag stayed a flag and a number a number."""
-    return isinstance(current, bool) == isinstance(operand, bool) or isinstance(operand, (int, float))
 
 
 class UndecidedError(CaptureError):

@@ -71,16 +71,12 @@ def wait_for(begun: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _wait_for(begun: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(begun)
-
-
 define("all_gather(Tensor sent, int ranks, str group) -> Tensor", all_gather)
 define("load_parts(Tensor sent, int ranks, str group) -> Tensor", load_parts)
 define("wait_for(Tensor begun, Tensor sent) -> Tensor", wait_for)
 torch.library.register_fake("lowtide::all_gather", _all_gather, lib=LIBRARY)
 torch.library.register_fake("lowtide::load_parts", _all_gather, lib=LIBRARY)
-torch.library.register_fake("lowtide::wait_for", _wait_for, lib=LIBRARY)
+torch.library.register_fake("lowtide::wait_for", lambda begun, sent: torch.empty_like(begun), lib=LIBRARY)
 
 
 _COLLECTIVES = torch.ops._c10d_functional
@@ -104,12 +100,8 @@ def exchange(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     return begun
 
 
-def _exchange(sent: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    return torch.empty_like(sent)
-
-
 define("exchange(Tensor sent, int ranks, str group) -> Tensor", exchange)
-torch.library.register_fake("lowtide::exchange", _exchange, lib=LIBRARY)
+torch.library.register_fake("lowtide::exchange", lambda sent, ranks, group: torch.empty_like(sent), lib=LIBRARY)
 
 
 Shards: TypeAlias = Mapping[torch.Tensor, torch.Tensor]  # by fake parameter: this rank's part, with its gradient
