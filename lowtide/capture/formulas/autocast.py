@@ -127,7 +127,8 @@ def names_called(kernel: Callable[[], Any]) -> list[str]:
 
 
 def _calls_of(kernel: Callable[[], Any]) -> list[tuple[str, list[torch.dtype]]]:
-    with _Calls() as calls:
+    calls = _Calls()
+    with calls:
         kernel()
     return calls.made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lowtide.capture.formulas.dispatch import calling_formulas, formula, wants_g
 _ATEN, _MEAN = torch.ops.aten, 1
 
 
-_VALUES_ALONE = {
+_VALUES_ALONE: dict[OpOverload, Callable[..., Tensor]] = {
     _ATEN.linalg_svdvals.default: lambda matrix, driver=None: _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1],
     _ATEN.linalg_eigvalsh.default: lambda matrix, triangle="L": _ATEN._linalg_eigh.default(matrix, triangle, False)[0],
     _ATEN.linalg_eigvals.default: _ATEN._linalg_eigvals.default,
@@ -27,7 +28,7 @@ def _values_alone(op: OpOverload, matrix: Tensor, *args: Any, **kwargs: Any) -> 
     """Singular values and eigenvalues: eager computes the vectors only where a gradient needs them."""
     if wants_gradient(matrix):
         return op(matrix, *args, **kwargs)  # type: ignore[no-any-return]
-    return _VALUES_ALONE[op](*before_autocast(op, matrix), *args, **kwargs)  # type: ignore[no-any-return]
+    return _VALUES_ALONE[op](*before_autocast(op, matrix), *args, **kwargs)
 
 
 _RANKS = {
