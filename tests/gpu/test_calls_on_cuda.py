@@ -96,6 +96,7 @@ CHOICES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Tensors]] 
     "distances of few": (*of(torch.cdist), (drawn(3, 8), drawn(4, 8))),
     "a grid": (*of(lambda x, grid: F.grid_sample(x, grid, align_corners=False)), (PICTURE, drawn(2, 5, 5, 2))),
     "a picture made larger": (*of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")), (PICTURE,)),
+    "a softmax of what may be masked": (*of(lambda x: torch._safe_softmax((x @ x).detach(), 1) + x), (drawn(6, 6),)),
     "a trace": (*of(lambda x: (x @ x).detach().trace() + x.sum()), (drawn(6, 6),)),
     "a log-gamma of several dimensions": (*of(lambda x: torch.mvlgamma((x @ x).abs() + 3, 2)), (drawn(6, 6),)),
     "sums in half precision": (
