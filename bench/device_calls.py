@@ -129,6 +129,7 @@ def _calls_or_looks(name: str) -> bool:
 
 def rows(info: Any, dtype: str, most: int) -> Iterator[Row]:
     """All samples of an operator: a row for each mode."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # the null device has none
     for training in (False, True):
         yield row(info, dtype, training, most)
 

@@ -99,7 +99,7 @@ class Links:
         return cls(np.zeros(tensors, np.bool_), np.zeros(tensors), np.zeros(tensors))
 
 
-def _negligible_bytes(sizes: Ints) -> int:
+def _negligible_bytes(sizes: NDArray[np.signedinteger[Any]]) -> int:
     """The size up to which all tensors together are a small share of these."""
     rising, counts = np.unique(sizes, return_counts=True)
     up_to = np.cumsum(rising * counts)

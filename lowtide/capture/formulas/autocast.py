@@ -22,7 +22,7 @@ from lowtide.capture.formulas.dispatch import formula, has_formula
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-_ON_A_GPU = {"aten::trace", "aten::mvlgamma"}  # kernels for a GPU alone that call others, and look at no memory
+_THESE_TOO = {"aten::_safe_softmax", "aten::mvlgamma", "aten::trace"}  # beside kernels for nested tensors or for a CPU; look at no memory
 _OTHERS = ("CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "SparseCPU", "NestedTensorCPU")
 _under_autocast: ContextVar[OpOverload | None] = ContextVar("under_autocast", default=None)  # the operator that was called so
 _known: dict[tuple[Any, ...], bool] = {}  # whether autocast changes a call, by operator, device and what else decides
@@ -30,10 +30,10 @@ _known: dict[tuple[Any, ...], bool] = {}  # whether autocast changes a call, by 
 
 def _operators() -> Iterator[OpOverload]:
     """Those that every device computes by other operators, and those that a GPU does."""
-    for name in sorted(_ON_A_GPU.union(*map(torch._C._dispatch_get_registrations_for_dispatch_key, _KERNELS))):
+    for name in sorted(_THESE_TOO.union(*map(torch._C._dispatch_get_registrations_for_dispatch_key, _KERNELS))):
         space, _, full = name.partition("::")
         base, _, overload = full.partition(".")
-        if space != "aten" or (name not in _ON_A_GPU and any(_has_kernel(name, key) for key in _OTHERS)):
+        if space != "aten" or (name not in _THESE_TOO and any(_has_kernel(name, key) for key in _OTHERS)):
             continue
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
         if op is not None and not has_formula(op) and _computes(op):
@@ -127,7 +127,8 @@ def names_called(kernel: Callable[[], Any]) -> list[str]:
 
 
 def _calls_of(kernel: Callable[[], Any]) -> list[tuple[str, list[torch.dtype]]]:
-    with _Calls() as calls:
+    calls = _Calls()
+    with calls:
         kernel()
     return calls.made
 

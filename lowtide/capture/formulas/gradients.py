@@ -122,7 +122,8 @@ class _RunningProductInPlace(FormulaFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _running_product_gradient(grad, *ctx.saved_tensors, ctx.dim), None
+        values, result = ctx.saved_tensors
+        return _running_product_gradient(grad, values, result, ctx.dim), None
 
 
 def _running_product_gradient(grad: Tensor, values: Tensor, result: Tensor, dim: int) -> Tensor:

@@ -19,7 +19,7 @@ What it makes then is no fake, and lies on the meta device. Without the key that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ def _view(op: OpOverload, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 _MEAN = 1
 
 
-_VALUES_ALONE = {
+_VALUES_ALONE: dict[OpOverload, Callable[..., Tensor]] = {
     _ATEN.linalg_svdvals.default: lambda matrix, driver=None: _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1],
     _ATEN.linalg_eigvalsh.default: lambda matrix, triangle="L": _ATEN._linalg_eigh.default(matrix, triangle, False)[0],
     _ATEN.linalg_eigvals.default: _ATEN._linalg_eigvals.default,
@@ -139,7 +139,7 @@ def _values_alone(op: OpOverload, matrix: Tensor, *args: Any, **kwargs: Any) -> 
     """Singular values and eigenvalues: eager computes the vectors only where a gradient needs them."""
     if wants_gradient(matrix):
         return op(matrix, *args, **kwargs)  # type: ignore[no-any-return]
-    return _VALUES_ALONE[op](*before_autocast(op, matrix), *args, **kwargs)  # type: ignore[no-any-return]
+    return _VALUES_ALONE[op](*before_autocast(op, matrix), *args, **kwargs)
 
 
 _RANKS = {
