@@ -81,7 +81,7 @@ def placed(
     check_placement(problem, where.tolist(), arena_bytes)
     bound_bytes = max(bound_bytes, problem.lower_bound_bytes)
     status = judged(arena_bytes, bound_bytes, capacity_bytes)
-    return Placement(tuple(where.tolist()), arena_bytes, bound_bytes, status, described(placer), {})
+    return Placement(tuple(where.tolist()), arena_bytes, bound_bytes, status, described(placer), stats or {})
 
 
 def unplaced(problem: PlaceProblem, placer: Placer, *, capacity_bytes: int, bound_bytes: int) -> Placement:
