@@ -57,16 +57,12 @@ def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
     held: set[Node] = set()  # by control edges
     keep: list[Node] = []
     for node in reversed(nodes):
-        if node in held or _acts(node) or any(value in wanted for value in node.results):
+        acts = node.op == STOP or bool(node.writes) or not node.outputs or operators.node_is_random(node)  # beside making its outputs
+        if node in held or acts or any(value in wanted for value in node.results):
             keep.append(node)
             held.update(node.after)
             wanted.update(node.inputs)
     return tuple(reversed(keep))
-
-
-def _acts(node: Node) -> bool:
-    """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
-    return node.op == STOP or bool(node.writes) or not node.outputs or operators.node_is_random(node)
 
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation

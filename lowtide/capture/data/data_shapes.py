@@ -76,7 +76,8 @@ def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
     matter = operators.row(op).shaped_by
-    varies = any(_varies(arg) for at, arg in enumerate(args) if matter is None or at in matter)
+    given = [arg for at, arg in enumerate(args) if isinstance(arg, Value) and (matter is None or at in matter)]
+    varies = not all(isinstance(extent, int) for arg in given for extent in arg.shape)  # those of a batch of a range
     if matter is not None:
         args = tuple(recorder.reader.made_up(arg) if at not in matter and isinstance(arg, Value) else arg for at, arg in enumerate(args))
     try:
@@ -112,11 +113,6 @@ def _positions(recorder: Recording, mask: torch.Tensor) -> list[torch.Tensor]:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _varies(arg: Arg) -> bool:
-    """Whether its extents are those of a batch of a range."""
-    return isinstance(arg, Value) and not all(isinstance(extent, int) for extent in arg.shape)
 
 
 def _constant(real: torch.Tensor) -> torch.Tensor:
