@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ class PlaceSearch:
                     place(functools.partial(held, item, name), functools.partial(table_of_slots.__setitem__, name))
         waiting.extend(type(item).__mro__)
         table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
-        if not isinstance(table, dict) or isinstance(item, type):
+        if not isinstance(table, dict) or isinstance(item, (type, threading.local)):  # each thread has another of the latter
             return
         self.follow(item, table)
         if isinstance(item, nn.Module):
