@@ -129,7 +129,7 @@ def _closed(
     if leaving is not None:
         leaving.refuse_survivors()
     summed = next((str(memo) for memo in (*memos, *captured[-1].settling.memos) if memo.may_be_sum), "")
-    if (refilled and not names) or (summed and (leaving is not None or not names)):
+    if (refilled or summed) and (leaving is not None or not names):
         raise LeavingError(refilled or summed)
     settling = FlagRecorder((*captured[-1].settling.memos, *memos))
     return tuple(replace(each, beside=beside, counted=refilled, settling=settling) for each in captured)

@@ -47,7 +47,6 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value
 from lowtide.ir.operators.nodes import is_collective, is_random
-from lowtide.ir.operators.row import STOP
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:

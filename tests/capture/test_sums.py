@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 
 import lowtide
 from bench.in_values import in_values
-from tests.leaving import Attributes, Meter, Net, check, square, trained
+from tests.leaving import STEPS, Attributes, Meter, Net, check, square, trained
 from tests.training import check as trains_alike
 from tests.training import differences
 
@@ -395,3 +395,61 @@ def test_what_is_returned_of_earlier_steps_goes_on():
     turns = itertools.cycle([eagers, ours])
     trains_alike(lambda: made(next(turns)), steps=4, options={"planning": lowtide.Planning(workspaces=False)})
     assert vars(ours) == vars(eagers)
+
+
+class Counting:
+    calls, total = 0, 0.0
+
+    def __init__(self) -> None:
+        type(self).calls, type(self).total = 0, 0.0
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        loss = square(model, x)
+        Counting.calls += 1
+        type(self).total += loss.item()
+        return loss
+
+
+class Beginning:
+    """Its instance begins with numbers of the class."""
+
+    steps, total = 0, 0.5
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        loss = square(model, x)
+        self.steps += 1
+        self.total += loss.item() * self.steps
+        return loss
+
+
+def test_sums_in_attributes_of_a_class_go_on():
+    def make() -> Any:
+        loss = Counting()
+        return Net(), loss, [Attributes(Counting, "calls", "total")]
+
+    check(make)
+    assert Counting.calls == STEPS
+
+
+def test_sums_of_an_object_begin_with_numbers_of_its_class():
+    def make() -> Any:
+        loss = Beginning()
+        return Net(), loss, Attributes(loss, "steps", "total")
+
+    check(make)
+    assert (Beginning.steps, Beginning.total) == (0, 0.5)
+
+
+class Derived(Counting):
+    def __init__(self) -> None: ...
+
+
+def test_a_class_is_as_before_where_a_count_in_it_is_refused():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        Derived.calls += 1  # found in the class above
+        return square(model, x)
+
+    model = Net()
+    with pytest.raises(lowtide.CaptureError, match="'calls' of the class Derived"):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
+    assert "calls" not in vars(Derived)

@@ -43,6 +43,7 @@ from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
+from lowtide.capture.numbers import is_number
 from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.kernels.optimizers import each_of
@@ -181,7 +182,8 @@ class Follower:
         """What was another number in attributes of classes, but for those that functions name, which are noted as places."""
         for cls, numbers in self._numbers.items():
             for name, number in (numbers | dict.fromkeys(_numbers_of(cls).keys() - numbers.keys(), ABSENT)).items():
-                if (id(cls), name) not in self._places and differ(number, vars(cls).get(name, ABSENT)):
+                now = vars(cls).get(name, ABSENT)
+                if (id(cls), name) not in self._places and differ(number, now) and not is_number(now):
                     yield cls, name, number
 
     def put_back(self) -> None:

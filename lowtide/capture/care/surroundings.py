@@ -80,6 +80,12 @@ def containers_of_class(cls: type) -> list[str]:
     return [name for name, item in _own(cls).items() if type(item) in _CONTAINERS or isinstance(item, collections.deque)]
 
 
+def numbers_of_class(cls: type) -> list[str]:
+    """The names of those that such a class has, and no class above it."""
+    names = [name for name, item in _own(cls).items() if type(item) in (int, float) and not name.startswith("__")]
+    return [name for name in names if not any(hasattr(base, name) for base in cls.__bases__)]
+
+
 def _own(cls: type) -> Mapping[str, Any]:
     return {} if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or "") else vars(cls)
 
@@ -105,6 +111,7 @@ def _found(roots: list[Any], given: set[int], seen: set[int], undo: Callable[[Un
             waiting.extend(_held(item))
             waiting.extend(type(item).__mro__)
         elif isinstance(item, type):
+            restores.append(functools.partial(_put_back_class, item, dict(_own(item))))
             waiting.extend((*(vars(item)[name] for name in containers_of_class(item)), *functions_of(item)))
     return restores
 
@@ -164,6 +171,12 @@ def is_users_module(item: Any) -> bool:
 def names_in(code: types.CodeType) -> set[str]:
     inner = [piece for piece in code.co_consts if isinstance(piece, types.CodeType)]
     return set(code.co_names).union(*map(names_in, inner))
+
+
+def _put_back_class(cls: type, before: dict[str, Any]) -> None:
+    for name in {*before, *_own(cls)}:
+        if not name.startswith("__") and vars(cls).get(name, ABSENT) is not (was := before.get(name, ABSENT)):
+            Position.of(cls, name, "", "").put(was)
 
 
 def _of_slots(item: Any) -> Iterator[Callable[[], None]]:

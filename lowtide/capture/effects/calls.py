@@ -63,7 +63,8 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
         for name, of in {"max": _choice, "min": _choice, "sorted": _order}.items():
             stack.enter_context(replaced(builtins, name, of))
         for name in MATH_FUNCTIONS | _WHOLE:
-            stack.enter_context(replaced(math, name, _rounding if name in _WHOLE else functools.partial(_computed, f"math_{name}")))
+            made = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
+            stack.enter_context(replaced(math, name, functools.partial(_computed, made)))
         yield
 
 
@@ -101,17 +102,13 @@ def _kind(item: Any) -> Any:
     return kind if kind in (int, float) else object()
 
 
-def _rounding(plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda item: whole(plain, item) if is_term(item) else plain(item)
-
-
 def _encoding(plain: Callable[..., Any]) -> Callable[..., Any]:
     """C hands what is no number of Python's own to whatever the encoder has for such things."""
     return lambda encoder, item: text_of(plain, encoder, item) if _shows((item,)) and encoder.allow_nan else plain(encoder, item)
 
 
-def _computed(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: in_program(op, *args) if any(map(is_term, args)) else plain(*args)
+def _computed(made: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: made(plain, *args) if any(map(is_term, args)) else plain(*args)
 
 
 def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,12 +23,10 @@ from lowtide.capture.care.names import codes
 from lowtide.capture.effects import texts
 from lowtide.capture.effects.conversions import NAMES, converted
 
-_ASKS = {"type", "__class__"}
-
 
 def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]], None], named: set[str] | None = None) -> None:
     """Have a function ask so, where its source is that of its code. `named`: the names in it, where it makes no texts so."""
-    if named is not None and not named & _ASKS:
+    if named is not None and named.isdisjoint({"type", "__class__"}):
         return
     code = function.__code__
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))

@@ -214,7 +214,8 @@ class Container:
                 self.log.missed = self.log.missed or f"at {users_line()} a defaultdict makes a {type(item).__name__} for the key {key!r}"
         else:
             kind = type(item)
-            self.within.append(Container(self.log, item, lambda: _reached(self.now, key, kind), made=True))
+            reached = lambda: self.now[key] if hasattr(self.now, "default_factory") else self.now.setdefault(key, kind())  # noqa: E731
+            self.within.append(Container(self.log, item, reached, made=True))
             item = self.within[-1].stand_in
         self.kind.__setitem__(self.stand_in, key, item)
         return item
@@ -276,10 +277,6 @@ def without_stand_ins(item: Any) -> Any:
     made = copy.copy(item)
     made.update({key: without_stand_ins(each) for key, each in item.items()})
     return made
-
-
-def _reached(table: Any, key: Any, kind: Any) -> Any:
-    return table[key] if isinstance(table, collections.defaultdict) else table.setdefault(key, kind())
 
 
 @functools.cache

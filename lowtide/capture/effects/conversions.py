@@ -20,10 +20,10 @@ def converted(kind: Any, *args: Any, **options: Any) -> Any:
     if isinstance(args[0], (torch.SymInt, torch.SymFloat)):
         return torch.sym_float(args[0]) if kind is float else torch.sym_int(args[0])
     number = number_of(args[0])
-    if not is_number(number) or (isinstance(number, Term) and not is_term(number)):
+    if is_number(number) and (is_term(number) or not isinstance(number, Term)) and number.kind is kind:
+        return number
+    if not is_term(number):
         return kind(number)
-    if number.kind is kind or not is_term(number):
-        return number if number.kind is kind else kind(number)
     return NumberExpression(float, (number,)) if kind is float else whole(int, number)
 
 

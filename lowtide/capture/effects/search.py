@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT, Position, held, slots_of
-from lowtide.capture.care.surroundings import called_by, containers_of_class, functions_of, is_of_users, is_users_module, names_in
+from lowtide.capture.care import surroundings
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
 from lowtide.capture.effects.code import rewrite
@@ -74,17 +75,18 @@ class PlaceSearch:
             met.add(id(item))
             if type(item) in KINDS and len(item) < LARGEST:
                 waiting.extend(item.values() if isinstance(item, dict) else item)
-            elif (called := called_by(item)) is not None:
+            elif (called := surroundings.called_by(item)) is not None:
                 waiting.extend(called)
                 for name in (keywords := item.keywords) if isinstance(item, functools.partial) else ():
                     place(functools.partial(keywords.__getitem__, name), functools.partial(keywords.__setitem__, name))
             elif isinstance(item, types.FunctionType):
                 self.meet(item, _of_function(item, place, table_of))
             elif isinstance(item, type):
-                waiting.extend(functions_of(item))
-                for name in containers_of_class(item):
+                waiting.extend(surroundings.functions_of(item))
+                table_of(item, Positions(item, surroundings.numbers_of_class(item)))
+                for name in surroundings.containers_of_class(item):
                     place(functools.partial(vars(item).__getitem__, name), functools.partial(type.__setattr__, item, name))
-            elif isinstance(item, nn.Module) or is_of_users(item):
+            elif isinstance(item, nn.Module) or surroundings.is_of_users(item):
                 if isinstance(item, nn.Module):
                     self.show(item, vars(item))
                 self._of_object(item, place, waiting)
@@ -97,7 +99,7 @@ class PlaceSearch:
                     place(functools.partial(held, item, name), functools.partial(table_of_slots.__setitem__, name))
         waiting.extend(type(item).__mro__)
         table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
-        if not isinstance(table, dict) or isinstance(item, type):
+        if not isinstance(table, dict) or isinstance(item, (type, threading.local)):  # each thread has another of the latter
             return
         self.follow(item, table)
         if isinstance(item, nn.Module):
@@ -139,8 +141,8 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
     defaults = function.__kwdefaults__ or {}
     for name in defaults:
         place(functools.partial(defaults.__getitem__, name), functools.partial(defaults.__setitem__, name))
-    named, own = names_in(function.__code__), function.__globals__
-    for table in (own, *(vars(item) for name in named if is_users_module(item := own.get(name)))):
+    named, own = surroundings.names_in(function.__code__), function.__globals__
+    for table in (own, *(vars(item) for name in named if surroundings.is_users_module(item := own.get(name)))):
         table_of(table, table)
         for name in named.intersection(table):
             place(functools.partial(table.__getitem__, name), functools.partial(table.__setitem__, name))
