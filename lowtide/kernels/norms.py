@@ -1,4 +1,4 @@
-"""The gradient of a layer norm from its result: of one without a weight, whose result is what its gradient is about.
+"""The gradient of a layer norm from its result: of one without a weight, whose result is what its gradient is about. A batch norm.
 
 With y = (x - mean) * rstd the gradient is rstd * (g - mean(g) - y * mean(g * y)). Elsewhere than on a CPU it is that of a norm of y, whose
 mean is 0 and whose deviation is 1, times rstd.
@@ -62,3 +62,12 @@ def _gradients(grad: Any, y: Any, rstd: Any, out: Any) -> None:
 
 
 define("layer_norm_backward(Tensor grad, Tensor result, Tensor rstd) -> Tensor", layer_norm_backward)
+
+
+def cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mean: None, variance: None, *rest: float) -> Any:
+    """Once more: the very kernel, beside running statistics that nobody reads, since without any cuDNN might take another."""
+    return torch.ops.aten.cudnn_batch_norm(x, weight, bias, torch.zeros_like(weight), torch.ones_like(weight), *rest)
+
+
+_RUNNING = "Tensor? running_mean, Tensor? running_var, bool training, float exponential_average_factor, float epsilon"
+define(f"cudnn_batch_norm(Tensor input, Tensor weight, Tensor? bias, {_RUNNING}) -> (Tensor, Tensor, Tensor, Tensor)", cudnn_batch_norm)
