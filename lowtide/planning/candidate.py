@@ -21,7 +21,7 @@ from lowtide.plan.timeline import Timeline
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.pruning import patient, prompt
+from lowtide.remat.pruning import prompt
 from lowtide.rewrite.algebra.rewritings import AppliedRule
 from lowtide.rewrite.results import read_results
 from lowtide.rewrite.split import split_results
@@ -110,8 +110,7 @@ class Candidate:
         """The orders from which sequences are searched: as written, with updates as soon as can be, and the one of least peak."""
         least = np.array(self.ordered(solver, granule_bytes).order, np.int32)
         exchanged = list(serving_collectives(self.graph.nodes))
-        written = prompt(problem, problem.sequence_of(range(len(self.graph.nodes))), exchanged)
-        return [written, patient(problem, problem.sequence_of(least))]
+        return [prompt(problem, problem.sequence_of(range(len(self.graph.nodes))), exchanged), problem.sequence_of(least)]
 
     def eager(self, granule_bytes: int) -> Eager:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""
