@@ -47,6 +47,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value
 from lowtide.ir.operators.nodes import is_collective, is_random
+from lowtide.ir.operators.row import STOP
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
@@ -119,9 +120,9 @@ class Recorder(TorchDispatchMode):
 
     def held(self, graph: Graph) -> HeldStorages:
         """What eager holds on to beside gradients, and computes beside the graph that was made of this."""
-        kept, made = iter(graph.nodes), {value for node in graph.nodes for value in node.results}
+        kept, results = iter(graph.nodes), {value for node in graph.nodes for value in node.results}
         recorded = _behind(self.stop, self.draft.nodes)
-        nodes = [next(kept) if not node.results or node.results[0] in made else node for node in recorded]
+        nodes = [next(kept) if not node.results or node.results[0] in results else node for node in recorded]
         usual, chosen = eager_memory.of_usual_data(nodes, self.draft.ends.rare)
         whole = replace(graph, nodes=usual)
         held = self.draft.held(whole)

@@ -122,3 +122,15 @@ def _fill(
 
 define(f"cross_entropy_backward{_SCHEMA.format('', '')}", cross_entropy_backward)
 define(f"cross_entropy_backward_{_SCHEMA.format('(a!)', '(a!)')}", cross_entropy_backward_)
+
+
+# A batch norm of cuDNN's.
+
+
+def cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mean: None, variance: None, *rest: float) -> Any:
+    """Once more: the very kernel, beside running statistics that nobody reads, since without any cuDNN might take another."""
+    return torch.ops.aten.cudnn_batch_norm(x, weight, bias, torch.zeros_like(weight), torch.ones_like(weight), *rest)
+
+
+_RUNNING = "Tensor? running_mean, Tensor? running_var, bool training, float exponential_average_factor, float epsilon"
+define(f"cudnn_batch_norm(Tensor input, Tensor weight, Tensor? bias, {_RUNNING}) -> (Tensor, Tensor, Tensor, Tensor)", cudnn_batch_norm)

@@ -36,32 +36,25 @@ def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints
     moved = base.made_bytes == 0
     moved[list(also)] = True
     position_of[order[moved[order]]] = -1
-    ready = _ready(position_of, *base.preds, *base.succs)
-    return order[np.lexsort((moved[order], ready[order]))]
+    ready = position_of.copy()
+    for node in np.flatnonzero(position_of < 0):  # nodes are numbered as they may run
+        ready[node] = ready[base.preds.ids[base.preds.ptr[node] : base.preds.ptr[node + 1]]].max(initial=-1)
+    return patient(problem, order[np.lexsort((moved[order], ready[order]))])
 
 
-@kernel
-def _ready(position_of: Any, pred_ptr: Any, _pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> Any:
-    """By node its position, or where it has none, the last position of the nodes before it."""
-    ready, stack, top = position_of.copy(), np.empty(len(position_of), np.int64), 0
-    waits = np.empty(len(position_of), np.int64)
-    for node in range(len(position_of)):
-        waits[node] = pred_ptr[node + 1] - pred_ptr[node]
-        if waits[node] == 0:
-            stack[top] = node
-            top += 1
-    while top > 0:
-        top -= 1
-        node = stack[top]
-        for entry in range(succ_ptr[node], succ_ptr[node + 1]):
-            after = succ_ids[entry]
-            if position_of[after] < 0:
-                ready[after] = max(ready[after], ready[node])
-            waits[after] -= 1
-            if waits[after] == 0:
-                stack[top] = after
-                top += 1
-    return ready
+def patient(problem: RematProblem, order: Ints) -> Ints:
+    """The order with every run that neither makes nor reads bytes right before the first that waits for it.
+
+    A weight's decay would else run before its gradient exists, and what reads that weight could not be repeated any more.
+    """
+    base = problem.problem
+    when = np.full(base.node_count, base.node_count, np.int64)
+    when[order] = np.arange(len(order))
+    read_bytes = np.concatenate([[0], np.cumsum(base.tensor_bytes[base.reads.ids], dtype=np.int64)])[base.reads.ptr]
+    waits = (base.made_bytes == 0) & (np.diff(read_bytes) == 0) & (np.diff(base.succs.ptr) > 0)
+    for node in np.flatnonzero(waits | (when == base.node_count))[::-1]:
+        when[node] = when[base.succs.ids[base.succs.ptr[node] : base.succs.ptr[node + 1]]].min(initial=base.node_count)
+    return order[np.lexsort((np.arange(len(order)), ~waits[order], when[order]))]
 
 
 @kernel

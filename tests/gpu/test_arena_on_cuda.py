@@ -38,6 +38,33 @@ def _mlp():
     return model, batch, lambda model, x, y: F.mse_loss(model(x), y)
 
 
+class _Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
+        )
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def _residual():
+    blocks = [_Residual(32) for _ in range(4)]
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).cuda()
+    batch = torch.randn(32, 3, 48, 48, device="cuda"), torch.randint(0, 10, (32,), device="cuda")
+    return model, batch, lambda model, x, y: F.cross_entropy(model(x), y)
+
+
+def _encoder():
+    model = nn.Sequential(*[nn.TransformerEncoderLayer(128, 4, 256, batch_first=True) for _ in range(4)]).cuda()
+    batch = torch.randn(16, 64, 128, device="cuda"), torch.randn(16, 64, 128, device="cuda")
+    return model, batch, lambda model, x, y: F.mse_loss(model(x), y)
+
+
+ALL = [_convnet, _gpt, _mlp, _residual, _encoder]
+
+
 @pytest.fixture(autouse=True)
 def _as_before():
     yield
@@ -60,7 +87,7 @@ def _limited(workload, share):
         return lowtide.optimize(model, batch, **in_values(**options)), batch
 
 
-@pytest.mark.parametrize("workload", [_convnet, _gpt, _mlp])
+@pytest.mark.parametrize("workload", ALL)
 def test_what_is_allocated_is_the_arena_and_what_outlives_a_step(workload):
     step, batch = _limited(workload, "60%")
     held = [step(*batch) for _ in range(3)]
@@ -73,13 +100,14 @@ def test_what_is_allocated_is_the_arena_and_what_outlives_a_step(workload):
     result = -(-arena.last.outliving_bytes // 512) * 512  # of mse_loss a scalar in the storage of its terms
     assert arena.last.outliving == 1
     assert torch.cuda.max_memory_allocated() - before == result
-    assert arena.taken_bytes <= step.plan.peak_bytes - step.plan.resident_bytes
+    assert arena.taken_bytes + result == step.plan.peak_bytes - step.plan.resident_bytes
     step.empty_arena()
-    assert before + result - torch.cuda.memory_allocated() == arena.taken_bytes
+    rest = before + result - torch.cuda.memory_allocated() - arena.taken_bytes  # the native allocator splits no rest under 1 MiB
+    assert 0 <= rest < 2**20
 
 
 @pytest.mark.parametrize("share", ["100%", "80%", "60%", "40%", "20%"])
-@pytest.mark.parametrize("workload", [_convnet, _gpt, _mlp])
+@pytest.mark.parametrize("workload", ALL)
 def test_a_process_that_is_held_to_its_limit_survives(workload, share):
     """From its first step on, with evaluation and other allocations between steps."""
     step, batch = _limited(workload, share)
@@ -98,6 +126,26 @@ def test_a_process_that_is_held_to_its_limit_survives(workload, share):
                 torch.ones(2**16, device="cuda").sum()
     assert torch.cuda.memory_stats()["num_ooms"] == 0
     assert torch.cuda.memory_reserved() <= limit
+
+
+@pytest.mark.parametrize("workload", [_convnet, _residual])
+def test_a_batch_norm_is_computed_once_more(workload):
+    """Convolutions with norms do with half of what they take, and no copy to the host."""
+    model, batch, loss = workload()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory="50%", run=lowtide.Run(swap=False))
+    assert "lowtide.cudnn_batch_norm" in step.source
+    step(*batch)
+
+
+@pytest.mark.computes
+def test_a_batch_norm_once_more_has_the_same_bits():
+    x, weight, bias = torch.randn(16, 8, 9, 9, device="cuda"), torch.rand(8, device="cuda"), torch.randn(8, device="cuda")
+    for given in (x, x.half(), x.to(memory_format=torch.channels_last), x.half().to(memory_format=torch.channels_last)):
+        mean, variance = torch.randn(8, device="cuda"), torch.rand(8, device="cuda")
+        first = torch.ops.aten.cudnn_batch_norm(given, weight, bias, mean, variance, True, 0.1, 1e-5)
+        again = torch.ops.lowtide.cudnn_batch_norm(given, weight, bias, None, None, True, 0.1, 1e-5)
+        assert all(torch.equal(one, two) for one, two in zip(first[:3], again[:3], strict=True))
 
 
 def test_a_tensor_used_on_another_stream_is_waited_for():

@@ -72,3 +72,14 @@ def test_all_that_a_search_finds_can_be_written_out(graph, swap):
     for point in archive.points:
         assert first_wrong(problem, point.sequence) == -1
         rematerialise(graph, point.sequence.tolist())
+
+
+def test_the_decay_of_weights_forbids_no_repetition():
+    """It waits for no gradient, and writes what the forward pass alone reads: the biases of convolutions."""
+    model, batch, loss = _convolutions()
+    program = TrainingProgram(model, loss, torch.optim.AdamW(model.parameters(), foreach=False), None, 1)
+    graph = capture_training(program, Given(batch, {}, torch.device("cpu")))[-1].graph
+    problem = RematProblem.of(graph, [1.0] * len(graph.nodes))
+    order = prompt(problem, problem.sequence_of(range(len(graph.nodes))))
+    leanest = Sweep(max_states=300).explore([problem], [[order]]).points[0].peak_bytes
+    assert leanest - problem.problem.resident_bytes < 0.5 * (cost_of(problem, order).peak_bytes - problem.problem.resident_bytes)

@@ -43,7 +43,7 @@ from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
-from lowtide.capture.numbers import is_number
+from lowtide.capture.results import is_number
 from lowtide.capture.sources import is_library, is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.kernels.optimizers import each_of

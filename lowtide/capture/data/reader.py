@@ -144,7 +144,7 @@ class Reader:
         trained = value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot)
         if trained and slot.table != "parameter":
             raise UnreadableError(f"{slot}, which the training changes" if slot.table == "state" else str(slot))
-        if (found := self._read(slot)).is_meta or isinstance(found, FakeTensor):
+        if (real := self._read(slot)).is_meta or isinstance(real, FakeTensor):
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
         return (SlotLeaf(str(slot), slot, trained=trained),)
 

@@ -108,13 +108,13 @@ def before_autocast(op: OpOverload, *args: Any) -> tuple[Any, ...]:
     listed = _has_kernel(op.name(), f"Autocast{kind.upper()}")
     if not listed or not torch.is_autocast_enabled(kind) or not any(map(_is_low, args)):
         return args
-    if (asked := (op, kind, given.dim())) not in _known:
+    if (call := (op, kind, given.dim())) not in _known:
         with _disable_current_modes(), FakeTensorMode(), torch.no_grad():
             alike = [
                 torch.empty([1] * item.dim(), dtype=item.dtype, device=kind) if isinstance(item, torch.Tensor) else item for item in args
             ]
-            _known[asked] = "aten::_to_copy" in names_called(lambda: op(*alike))
-    return tuple(item.to(torch.float32) if _known[asked] and _is_low(item) else item for item in args)
+            _known[call] = "aten::_to_copy" in names_called(lambda: op(*alike))
+    return tuple(item.to(torch.float32) if _known[call] and _is_low(item) else item for item in args)
 
 
 def _is_low(item: Any) -> bool:

@@ -55,7 +55,7 @@ def of_usual_data(nodes: Sequence[Node], rare: Set[str]) -> tuple[tuple[Node, ..
 
     All of them where what is rare is read by anything but a choice.
     """
-    found: list[Node] = []
+    usual: list[Node] = []
     chosen: set[str] = set()
     for node in nodes:
         if any(value.name in rare for value in node.results):
@@ -66,8 +66,8 @@ def of_usual_data(nodes: Sequence[Node], rare: Set[str]) -> tuple[tuple[Node, ..
             left = tuple(arg for arg in node.args if not (isinstance(arg, Value) and arg.name in rare))
             node = replace(node, args=left, inplace=tuple(each for each in node.inplace if each[0] in left))
             chosen.update(value.name for value in node.results)
-        found.append(node)
-    return tuple(found), frozenset(chosen)
+        usual.append(node)
+    return tuple(usual), frozenset(chosen)
 
 
 def form_of(func: OpOverload, args: tuple[Any, ...], draft: Draft) -> OpOverload | None:
@@ -105,5 +105,5 @@ class GradientSums:
         if node.op != "aten.add.Tensor" or self._formula < 0 or torch.is_grad_enabled():
             return False
         formula, (before, now) = nodes[self._since :], node.args[:2]
-        made = {value for each in formula for value in each.results}
-        return now in made and before not in made and all(before not in each.inputs for each in formula)
+        results = {value for each in formula for value in each.results}
+        return now in results and before not in results and all(before not in each.inputs for each in formula)

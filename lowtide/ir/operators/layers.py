@@ -170,7 +170,7 @@ _NORMS = (
     Operator(name="aten.native_batch_norm", axes=batch_norm, statistics=_WITH_FLAG, **_GENERATED),
     Operator(
         name="aten.native_batch_norm.default",
-        statistics=Statistics(_RUNNING, flag=5, optional=True),
+        statistics=Statistics(_RUNNING, flag=5, without="aten.native_batch_norm.default"),
         with_writes=WithWrites("aten._native_batch_norm_legit_functional.default", own=3),
         fake=Fake.STATISTICS_TYPE,
         epsilon=7,
@@ -178,7 +178,7 @@ _NORMS = (
     Operator(name="aten.native_batch_norm_backward", axes=batch_norm_backward, fusible=True),
     Operator(name="aten._native_batch_norm_legit_no_training", epsilon=6, **_GENERATED),
     Operator(name="aten._batch_norm_no_update", **_GENERATED),
-    Operator(name="aten.cudnn_batch_norm", statistics=_WITH_FLAG),
+    Operator(name="aten.cudnn_batch_norm", statistics=Statistics(_RUNNING, flag=5, without="lowtide.cudnn_batch_norm.default")),
     Operator(name="aten.miopen_batch_norm", statistics=_WITH_FLAG),
     Operator(name="aten._batch_norm_impl_index", statistics=_WITH_FLAG),
     Operator(name="aten.batch_norm_gather_stats", statistics=Statistics(_RUNNING, flag=None)),

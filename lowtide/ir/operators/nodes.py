@@ -84,12 +84,12 @@ def repeatable(node: Node) -> Node | None:
     if not node.writes:
         return node
     statistics = row_of(node.op).statistics
-    positions = statistics.positions if statistics is not None and statistics.optional else ()
+    positions = statistics.positions if statistics is not None and statistics.without else ()
     left_out = {node.args[position] for position in positions}
     args = tuple(None if position in positions else arg for position, arg in enumerate(node.args))
     if {before for before, _ in node.writes} - left_out or _dtypes(left_out) - _dtypes(args):
         return None
-    return replace(node, args=args, writes=())
+    return replace(node, op=statistics.without if statistics is not None else node.op, args=args, writes=())
 
 
 def _dtypes(args: Iterable[Arg]) -> set[str]:

@@ -108,7 +108,7 @@ class Statistics:
 
     positions: tuple[int, ...]  # of the arguments
     flag: int | None  # the position of the argument that turns the update on; None where it is always on
-    optional: bool = False  # whether it is known to compute the same without them, where another argument is of their type
+    without: str = ""  # the operator that computes the same without them, where another argument is of their type, and updates nothing
 
 
 @dataclass(frozen=True, slots=True)
