@@ -123,8 +123,8 @@ def _closed(
     follower.turn_back()
     FlagRecorder(memos).put_back()
     follower.forget()
-    made = (at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now()))
-    beside = replace(beside, places=tuple(made))  # without variables of functions that the program makes, as hooks that a forward adds
+    watched = (at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now()))
+    beside = replace(beside, places=tuple(watched))  # without variables of functions that the program makes, as hooks that a forward adds
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()

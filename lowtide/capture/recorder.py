@@ -125,8 +125,8 @@ class Recorder(TorchDispatchMode):
         nodes = [next(kept) if not node.results or node.results[0] in results else node for node in recorded]
         usual, chosen = eager_memory.of_usual_data(nodes, self.draft.ends.rare)
         whole = replace(graph, nodes=usual)
-        held = self.draft.held(whole)
-        return replace(held, summed=held.summed | chosen, program=None if usual == graph.nodes else whole)
+        storages = self.draft.held(whole)
+        return replace(storages, summed=storages.summed | chosen, program=None if usual == graph.nodes else whole)
 
     def note_loss(self) -> None:
         """The loss exists from here on; the latest call counts."""

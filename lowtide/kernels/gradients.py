@@ -1,4 +1,5 @@
-"""Gradients that eager PyTorch makes of more than they need: a layer norm's, and that of a cross entropy's scores.
+"""Gradients that eager PyTorch makes of more than they need: a layer norm's, and that of a cross entropy's scores. A batch norm of
+cuDNN's, once more.
 
 The gradient of a layer norm from its result: of one without a weight, whose result is what its gradient is about.
 

@@ -162,11 +162,11 @@ class Candidate:
         return derived
 
 
-def _as_eager(graph: Graph, held: HeldStorages) -> Graph:
+def _as_eager(graph: Graph, storages: HeldStorages) -> Graph:
     """The program as eager runs it, whose graph is this one. What is held to the end is among its outputs."""
-    if held.program is not None:
-        graph = held.program if held.point is None else at(held.program, held.point)
-    names = {value.name for value in held.values}
+    if storages.program is not None:
+        graph = storages.program if storages.point is None else at(storages.program, storages.point)
+    names = {value.name for value in storages.values}
     kept = (value for node in graph.nodes for value in node.results if value.name in names)
     return dataclasses.replace(graph, outputs=(*graph.outputs, *kept))
 
