@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lowtide.api.stages import Stages
+from lowtide.base.stages import Stages
 from torch.utils._pytree import tree_map
 
 import lowtide
