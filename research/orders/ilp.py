@@ -69,8 +69,8 @@ class TimeIndexed:
         stats["constraints"] = program.constraints
         if first.status is Status.OPTIMAL:
             return scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes, stats=stats)
-        found, least_units = program.solve(self.solver, self.max_seconds, first.order)
-        order = better_order(problem, found, first) if found else first.order
+        solution, least_units = program.solve(self.solver, self.max_seconds, first.order)
+        order = better_order(problem, solution, first) if solution else first.order
         return scheduled(problem, order, self, bound_bytes=units.bytes_of(least_units), stats=stats)
 
 
@@ -96,17 +96,17 @@ class _Plan(NamedTuple):
 
 
 def _plan(problem: OrderProblem, model: Model, when: Windows, prune: bool) -> _Plan:
-    n, held = problem.node_count, (*model.held, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
+    n, tensors = problem.node_count, (*model.held, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
     first, last = when.first.tolist(), when.last.tolist()
     reuses = tuple(reuse for reuse in model.reuses if not reuse.certain)
     if not prune:
-        return _Plan(model, held, (range(n),) * n, (range(n),) * len(held), reuses)
+        return _Plan(model, tensors, (range(n),) * n, (range(n),) * len(tensors), reuses)
     node_steps = tuple(range(first[node], last[node] + 1) for node in range(n))  # (7), (9)
     held_steps = tuple(
         range(first[item.producer] if item.producer >= 0 else 0, n if item.kept else 1 + max(last[reader] for reader in item.readers))
-        for item in held
+        for item in tensors
     )  # (8), (10)
-    return _Plan(model, held, node_steps, held_steps, reuses)
+    return _Plan(model, tensors, node_steps, held_steps, reuses)
 
 
 class _Span(NamedTuple):
@@ -198,8 +198,8 @@ class _Program:
         for step, now in alive.items():
             if step == 0 and item.producer < 0:
                 continue
-            made = self.runs[item.producer].terms(step, -1) if item.producer >= 0 else []
-            self._add([(now, 1), *alive.terms(step - 1, -1), *made], -math.inf, 0)
+            runs = self.runs[item.producer].terms(step, -1) if item.producer >= 0 else []
+            self._add([(now, 1), *alive.terms(step - 1, -1), *runs], -math.inf, 0)
         if item.kept:
             alive.variables[-1].lower_bound = 1.0
 

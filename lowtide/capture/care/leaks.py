@@ -134,21 +134,21 @@ def _name_of_cell(cell: types.CellType) -> str | None:
         for function in gc.get_referrers(holder) if isinstance(holder, tuple) else ():
             own = str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]  # which names nothing to a user
             if isinstance(function, types.FunctionType) and function.__closure__ is holder and not own:
-                at = [found is cell for found in function.__closure__].index(True)
+                at = [each is cell for each in function.__closure__].index(True)
                 return f"the variable {function.__code__.co_freevars[at]!r} of {function.__qualname__}"
     return None
 
 
 def _forget_memoised(fakes: _Path) -> bool:
     """Empty the memory of every `functools.lru_cache` that holds a fake, straight or within what it holds. Whether there was one."""
-    reached, found = fakes, False
+    reached, emptied = fakes, False
     for _ in range(3):
         reached = _Path(_referrers(*reached))
         for holder in reached:
             if callable(getattr(type(holder), "cache_clear", None)):
                 holder.cache_clear()
-                found = True
-    return found
+                emptied = True
+    return emptied
 
 
 def _take_out(fakes: _Path) -> None:

@@ -63,7 +63,7 @@ class PlaceSearch:
             elif type(item) is tuple and any(map(is_chosen, item)):
                 undo(functools.partial(put, item))
                 pieces = [(each, functools.partial(lambda at: now()[at], at)) for at, each in enumerate(item)]
-                put(tuple(self.stand_in(each, way, waiting) if is_chosen(each) else each for each, way in pieces))
+                put(tuple(self.stand_in(each, getter, waiting) if is_chosen(each) else each for each, getter in pieces))
                 waiting.append(item)
             else:
                 waiting.append(item)
@@ -150,5 +150,5 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
 
 
 def _put_default(function: types.FunctionType, at: int, item: Any) -> None:
-    found = function.__defaults__ or ()
-    function.__defaults__ = (*found[:at], item, *found[at + 1 :])
+    defaults = function.__defaults__ or ()
+    function.__defaults__ = (*defaults[:at], item, *defaults[at + 1 :])

@@ -82,9 +82,9 @@ class EarlierNumbers:
 
     def divides(self, item: Term) -> bool:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
-        if not (made := recipe(item))(iter(()), self.numbers):
+        if not (divisor := recipe(item))(iter(()), self.numbers):
             return False
-        self.divisors.append(made)
+        self.divisors.append(divisor)
         return True
 
 
@@ -166,8 +166,8 @@ def numbers_in(items: Iterable[Any]) -> Iterator[Any]:
         if is_number(item):
             yield item
         elif isinstance(item, (list, tuple, dict)):
-            held: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
-            yield from numbers_in(dict.values(held) if isinstance(held, dict) else held)
+            pieces: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
+            yield from numbers_in(dict.values(pieces) if isinstance(pieces, dict) else pieces)
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,8 @@ def _power(*both: Any) -> Any:
     raised = NumberExpression(operator.pow, both)
     if (earlier := _earlier(raised)) is None:
         return in_program("pow", *both)
-    made = recipe(raised)
-    earlier.divisors.append(lambda results, before: [made(results, before)])
+    power = recipe(raised)
+    earlier.divisors.append(lambda results, before: [power(results, before)])
     return raised
 
 
