@@ -67,7 +67,7 @@ class _Program:
         self.demands: list[int] = []
         self.position = self._positions(problem, windows(problem, first.order))
         self.start = {reuse.output: self._start(reuse) for reuse in self.model.reuses}  # of outputs that may take over
-        for item in self.model.held:
+        for item in self.model.tensors:
             self._life(item)
         self._needs()
         self.peak = self.program.new_int_var(*units.range_of(first.lower_bound_bytes, first.peak_bytes), "peak")
@@ -144,7 +144,7 @@ class _Program:
 
     def _needs(self) -> None:
         """What nodes need for themselves; of that, an output that nobody reads is not needed where it takes over."""
-        tensors = {item.tensor for item in self.model.held}
+        tensors = {item.tensor for item in self.model.tensors}
         own_units = list(self.model.own_units)
         for reuse in self.model.reuses:
             if reuse.output not in tensors:

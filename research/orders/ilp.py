@@ -78,7 +78,7 @@ class _Plan(NamedTuple):
     """Which variables there are: the steps, from first to last, at which each may be other than 0."""
 
     model: Model
-    held: tuple[Held, ...]  # the model's, and those of no bytes that stand for predecessors
+    tensors: tuple[Held, ...]  # the model's, and those of no bytes that stand for predecessors
     node_steps: tuple[range, ...]  # [n]
     held_steps: tuple[range, ...]  # [held]
     reuses: tuple[Reuse, ...]  # those that depend on the order
@@ -96,7 +96,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(problem: OrderProblem, model: Model, when: Windows, prune: bool) -> _Plan:
-    n, tensors = problem.node_count, (*model.held, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
+    n, tensors = problem.node_count, (*model.tensors, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
     first, last = when.first.tolist(), when.last.tolist()
     reuses = tuple(reuse for reuse in model.reuses if not reuse.certain)
     if not prune:
@@ -138,9 +138,9 @@ class _Program:
         self.takes = [self._span(self.runs[reuse.node].steps) for reuse in plan.reuses]
         self.peak = self.program.add_integer_variable(lb=peak_range[0], ub=peak_range[1])
         self._one_at_a_time()
-        for item, alive in zip(plan.held, self.alive, strict=True):
+        for item, alive in zip(plan.tensors, self.alive, strict=True):
             self._life(item, alive)
-        position = {item.tensor: index for index, item in enumerate(plan.held)}
+        position = {item.tensor: index for index, item in enumerate(plan.tensors)}
         for reuse, takes in zip(plan.reuses, self.takes, strict=True):
             self._reuse(self.runs[reuse.node], takes, [self.alive[position[tensor]] for tensor, _ in reuse.rivals])
         self._footprint(plan)
@@ -215,7 +215,7 @@ class _Program:
         own_units = list(plan.model.own_units)
         for reuse in plan.model.reuses:
             own_units[reuse.node] -= reuse.units * reuse.certain
-        sizes = [*own_units, *(item.units for item in plan.held), *(-reuse.units for reuse in plan.reuses)]
+        sizes = [*own_units, *(item.units for item in plan.tensors), *(-reuse.units for reuse in plan.reuses)]
         for terms in self._by_step(zip((*self.runs, *self.alive, *self.takes), sizes, strict=True)):
             self._add([(self.peak, -1), *terms], -math.inf, 0)
 

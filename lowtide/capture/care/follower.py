@@ -31,10 +31,10 @@ from lowtide.base.places import (
     answers,
     attributes,
     behind,
-    held,
     in_context,
     is_slot,
     referred,
+    static_attribute,
 )
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, differ, is_constant, is_plain, moves, pieces, put_back
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
@@ -153,7 +153,7 @@ class Follower:
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        entries = [(item, name, held(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
+        entries = [(item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
         return [(item, name, now) for item, name, now in entries if is_constant(now) and self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
@@ -215,7 +215,7 @@ class Follower:
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
         if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
-            self._follow_code(held(item, name))  # the rest of the model's is looked at elsewhere
+            self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
             return
         if isinstance(item, torch.optim.Optimizer) and id(item) not in self._followed:  # the twin whose step is traced
             for each in self._optimizers if name not in _OF_ALL_OPTIMIZERS else ():
@@ -226,13 +226,13 @@ class Follower:
             return
         if (id(item), name) not in self._written and by_user:
             self.note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
-        self._follow(held(item, name))
+        self._follow(static_attribute(item, name))
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
         if id(item) in self._followed or is_slot(item, name):
             own = attributes(item)
-            before = held(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
+            before = static_attribute(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
             self._written.setdefault((id(item), name), (item, before))
 
     def note(self, holder: Any, name: str, text: str, line: str = "") -> None:
@@ -416,7 +416,7 @@ class Follower:
                 return
             users = isinstance(item, types.FunctionType) or _is_of_users(item)
             self.note(item, name, f"attribute {name!r} of {item.__name__}", line)
-            item = held(item, name)
+            item = static_attribute(item, name)
             if users or isinstance(item, Mapping):
                 self._follow(item)
             elif attributes(item) is not ABSENT:

@@ -36,12 +36,12 @@ class LeakWatch:
     """Remembers, without holding them, the storages that a capture has made."""
 
     names: bool = True  # whoever holds one of them, which takes seconds where there are many objects
-    made: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
+    storages: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     def note(self, draft: Draft) -> None:
         """What a draft has seen, which lets go of it."""
-        self.made.extend(draft.made())
+        self.storages.extend(draft.storages())
         self.nodes.extend(draft.nodes)
         draft.let_go()
 
@@ -72,7 +72,7 @@ class LeakWatch:
         raise LeavingError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")
 
     def _alive(self) -> dict[int, Storage]:
-        return {ref.cdata: storage for ref, storage in self.made if not ref.expired()}
+        return {ref.cdata: storage for ref, storage in self.storages if not ref.expired()}
 
     def _made_at(self, storage: Storage) -> str:
         source = next((node.source for node in self.nodes if any(out.storage is storage for out in node.results)), None)

@@ -65,8 +65,7 @@ class AttributeReads:
                 return
             name = "__dict__"
         self._names.setdefault(id(module), set()).add(name)
-        initial = self._held.get(id(module))
-        at = id(module), name
+        initial, at = self._held.get(id(module)), (id(module), name)
         if (
             initial is not None
             and name not in self._written.get(id(module), ())

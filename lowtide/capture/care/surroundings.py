@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, Position, held, slots_of
+from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
@@ -181,7 +181,7 @@ def _put_back_class(cls: type, before: dict[str, Any]) -> None:
 
 def _of_slots(item: Any) -> Iterator[Callable[[], None]]:
     for name in slots_of(item):
-        yield functools.partial(Position.of(item, name, "", "").put, held(item, name))
+        yield functools.partial(Position.of(item, name, "", "").put, static_attribute(item, name))
 
 
 def _of_object(item: Any) -> Iterator[Callable[[], None]]:

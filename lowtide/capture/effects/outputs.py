@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, Beside, Position, held, referred
+from lowtide.base.places import ABSENT, Beside, Position, referred, static_attribute
 from lowtide.capture.care.contents import differ
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import undoing
@@ -107,7 +107,7 @@ class OutputRecorder:
         """What the program has changed that is not followed yet."""
         for item, table, before in self.tables:
             for name, now in seen(item, table).items():
-                default = ABSENT if name in before or _is_of_variables(item) else held(type(item), name)
+                default = ABSENT if name in before or _is_of_variables(item) else static_attribute(type(item), name)
                 was = before.get(name, default)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
@@ -317,9 +317,9 @@ class OutputRecorder:
             module = modules[path]
             if (id(module), name) in self.followed_places:
                 continue
-            item = held(module, name)
+            item = static_attribute(module, name)
             if id(item) in changed:
-                changed[id(item)].getters.append(functools.partial(held, module, name))  # a module may get one of its own
+                changed[id(item)].getters.append(functools.partial(static_attribute, module, name))  # a module may get one of its own
             elif id(item) not in put:
                 kept.add((path, name))
         return frozenset(kept)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, Position, held, slots_of
+from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care import surroundings
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
@@ -96,7 +96,7 @@ class PlaceSearch:
             self.follow(item, table_of_slots := Positions(item, slots))
             for name in slots:
                 if not self.is_followed(item, name):
-                    place(functools.partial(held, item, name), functools.partial(table_of_slots.__setitem__, name))
+                    place(functools.partial(static_attribute, item, name), functools.partial(table_of_slots.__setitem__, name))
         waiting.extend(type(item).__mro__)
         table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, (type, threading.local)):  # each thread has another of the latter

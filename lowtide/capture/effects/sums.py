@@ -146,12 +146,12 @@ def text_of(function: Callable[..., str], *args: Any) -> Any:
     if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
         return function(*args)
 
-    def made(*items: Any) -> str:
+    def text(*items: Any) -> str:
         return function(*tree.unflatten(rebuild, items))
 
-    made.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
-    made(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    return TextExpression(made, tuple(leaf.value for leaf in leaves), str)
+    text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
+    text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
+    return TextExpression(text, tuple(leaf.value for leaf in leaves), str)
 
 
 def is_term(item: Any) -> bool:
@@ -291,11 +291,11 @@ def whole(function: Callable[[Any], int], item: Any) -> Any:
     if item.kind is int or item.known is not None:
         return item if item.kind is int else function(_asked(item))
 
-    def made(_: int, number: float) -> int:
+    def whole_number(_: int, number: float) -> int:
         return function(number) if math.isfinite(number) else 0  # a made-up one: the program has failed before
 
-    made.__name__ = function.__name__
-    return NumberExpression(made, (in_program("math_floor", item), item), int)
+    whole_number.__name__ = function.__name__
+    return NumberExpression(whole_number, (in_program("math_floor", item), item), int)
 
 
 def _question(function: Callable[..., Any]) -> Callable[..., Any]:
