@@ -115,7 +115,7 @@ def row(name: str, memory: int | None, repeats: int) -> dict[str, Cell]:
         "without_to_eager": _ratio(times, "without", "eager"), "with_to_eager": _ratio(times, "with", "eager"),
         "with_to_without": _ratio(times, "with", "without"), "equal": "yes" if equal else "no",
         "without_plan_seconds": without.seconds, "with_plan_seconds": ruled.seconds,
-        "rules": "; ".join(f"{each.rule}: {len(each.held)}, {each.held_bytes} B, {each.cost_us:.0f} us" for each in after.algebra),
+        "rules": "; ".join(f"{each.rule}: {len(each.storages)}, {each.held_bytes} B, {each.cost_us:.0f} us" for each in after.algebra),
     }  # fmt: skip
 
 

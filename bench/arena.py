@@ -128,7 +128,7 @@ def arena(name: str, batch_size: int, steps: int) -> dict[str, Any]:
     return _timed(samples) | {
         "growth_bytes": end - recorded,
         "growth_from_start_bytes": end - start,
-        "requests": report.last.asked + report.last.elsewhere,
+        "requests": report.last.requests + report.last.elsewhere,
         "served": report.last.served,
         "served_share": report.served_share,
         "planned_bytes": report.planned_bytes,

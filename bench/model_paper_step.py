@@ -75,7 +75,7 @@ class InPyTorch:
         """
         graph = _holding_gradients(self.captured)
         problem = order_problem(graph, round_to=GRANULE_BYTES, eager=True)
-        found, gradients = order_buffers(problem, range(len(graph.nodes))), {value.storage for value in self.captured.held.values}
+        found, gradients = order_buffers(problem, range(len(graph.nodes))), {value.storage for value in self.captured.held_storages.values}
         readers = _last_readers_beside_updates(graph)
         end, staying = found.problem.end.copy(), set()
         for tensor, storage in enumerate(counted_storages(graph)):
@@ -88,7 +88,7 @@ class InPyTorch:
 
 
 def _holding_gradients(captured: CapturedStep) -> Graph:
-    return dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.held.values))
+    return dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.held_storages.values))
 
 
 def _last_readers_beside_updates(graph: Graph) -> dict[Storage, int]:
@@ -133,7 +133,7 @@ def planned_step(captured: CapturedStep) -> Planned:
     seconds: dict[str, float] = {}
     cpu = time.process_time()
     with _timed(seconds, "order_s"):
-        among = [Candidate(graph, (0,) * len(graph.nodes), held_by_eager=captured.held) for graph in equal_graphs(captured.graph)]
+        among = [Candidate(graph, (0,) * len(graph.nodes), held_by_eager=captured.held_storages) for graph in equal_graphs(captured.graph)]
         plan = Planner([among]).plans(Request(_NOWHERE, granule_bytes=GRANULE_BYTES))[-1]
     with _timed(seconds, "place_s"):
         problem = order_problem(plan.graph, plan.workspace_bytes, round_to=GRANULE_BYTES)

@@ -75,7 +75,7 @@ def main() -> None:
 def planned() -> tuple[Curve, ...]:
     """Eager's own order with all gradients held until the end, the order of least peak, and the limit."""
     captured = captured_step(get(MODEL), BATCH_SIZE)
-    eager = dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.held.values))
+    eager = dataclasses.replace(captured.graph, outputs=(*captured.graph.outputs, *captured.held_storages.values))
     settings: dict[str, Any] = {"simulate": MACHINE, "swap": False, "progress": False}
     curves = [Curve.of("eager PyTorch", eager, range(len(eager.nodes)), eager=True)]
     for name, asked in (("lowtide, no time lost", {}), (f'lowtide, memory="{LIMIT}"', {"memory": LIMIT})):

@@ -42,20 +42,20 @@ class Search:
         self._graph = graph
         self._bytes = {storage: Polynomial.of(storage.nbytes) for storage in counted_storages(graph)}
         given = {value.storage for value in graph.inputs}
-        made = ((value.storage, node) for node in reversed(graph.nodes) for value in node.outputs if value is not None)
-        self._makers = {storage: node for storage, node in made if storage not in given}
+        pairs = ((value.storage, node) for node in reversed(graph.nodes) for value in node.outputs if value is not None)
+        self._makers = {storage: node for storage, node in pairs if storage not in given}
 
     def subgraphs(self, storage: Storage, living: Container[Storage] = frozenset()) -> Iterator[Recomputation]:
         """Larger and larger subgraphs that make a storage again, until all that they read lives, is the caller's, or cannot be repeated."""
         nodes: list[Node] = []
-        made: set[Storage] = set()
+        storages: set[Storage] = set()
         read: dict[Storage, None] = {}  # in the order in which it is found
         next_ = self._makers.get(storage)
         while next_ is not None and repeatable(next_) is not None:
             nodes.append(next_)
-            made |= {value.storage for value in next_.outputs if value is not None}
+            storages |= {value.storage for value in next_.outputs if value is not None}
             read |= dict.fromkeys(value.storage for value in next_.inputs if value.storage in self._bytes)
-            reads = tuple(each for each in read if each not in made)
+            reads = tuple(each for each in read if each not in storages)
             extended = [each for each in reads if each not in living]
             yield Recomputation(tuple(nodes), reads, Polynomial.of(storage.nbytes) - total(self._bytes[each] for each in extended))
             next_ = self._largest(extended)
@@ -64,16 +64,16 @@ class Search:
         """Those of at most so many nodes whose impact is positive at every point."""
         return [each for each in islice(self.subgraphs(storage, living), most_nodes) if self._is_worthwhile(each)]
 
-    def _is_worthwhile(self, found: Recomputation) -> bool:
-        return sign_of(found.impact - number(1), self._graph.dimensions) in (Sign.NOT_NEGATIVE, Sign.ZERO)
+    def _is_worthwhile(self, recomputation: Recomputation) -> bool:
+        return sign_of(recomputation.impact - number(1), self._graph.dimensions) in (Sign.NOT_NEGATIVE, Sign.ZERO)
 
     def _largest(self, read: list[Storage]) -> Node | None:
         """The maker of the largest of what is read, as far as that can be compared, of others the first."""
-        made = [storage for storage in read if storage in self._makers]
-        if not made:
+        candidates = [storage for storage in read if storage in self._makers]
+        if not candidates:
             return None
-        best = made[0]
-        for storage in made[1:]:
+        best = candidates[0]
+        for storage in candidates[1:]:
             if sign_of(self._bytes[storage] - self._bytes[best], self._graph.dimensions) is Sign.NOT_NEGATIVE:
                 best = storage
         return self._makers[best]
@@ -87,7 +87,7 @@ def recomputations(graph: Graph, value: Value) -> Iterator[Recomputation]:
 def preferred(graph: Graph, value: Value) -> Recomputation | None:
     """The subgraph of greatest impact among those that save memory at every point; None where none does."""
     best: Recomputation | None = None
-    for found in Search(graph).worthwhile(value.storage):
-        if best is None or sign_of(best.impact - found.impact, graph.dimensions) is Sign.NOT_POSITIVE:
-            best = found
+    for subgraph in Search(graph).worthwhile(value.storage):
+        if best is None or sign_of(best.impact - subgraph.impact, graph.dimensions) is Sign.NOT_POSITIVE:
+            best = subgraph
     return best

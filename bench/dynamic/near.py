@@ -105,7 +105,7 @@ def _ranged(trained: Trained, memory: str | None, draws: random.Random) -> tuple
 
 def _simulated(family: PlanFamily, point: Mapping[str, int]) -> tuple[float, float]:
     """Ratios of peaks and of times; 1 where there is no limit for what the other one is bound by."""
-    (own,) = Planner([[each.made(point) for each in family.candidates]]).plans(replace(family.request, watcher=None))
+    (own,) = Planner([[each.uncached_at(point) for each in family.candidates]]).plans(replace(family.request, watcher=None))
     peak = family.peak_bytes(point) / own.peak_bytes
     return peak, 1.0 if own.cost_report is None else family.time_us(point) / own.cost_report.time_us
 

@@ -32,15 +32,15 @@ class ArenaReport:
     served_steps: int
     steps_without: Mapping[str, int]  # by why: each took all its memory from PyTorch's allocator
     last: Counts  # of the latest step that was served
-    held: int  # tensors that lie in the arena between steps, as something holds what a step made on its way
+    live_tensors: int  # tensors that lie in the arena between steps, as something holds what a step made on its way
     absent: str = ""  # why there is no arena at all
     taken_bytes: int = 0  # of the system's memory now; 0 before the first served step, and after `step.empty_arena()`
 
     @property
     def served_share(self) -> float:
         """The share of the latest served step's requests, by bytes, that the arena gave; 0 before there is any such step."""
-        asked_bytes = self.last.asked_bytes + self.last.elsewhere_bytes
-        return self.last.served_bytes / asked_bytes if asked_bytes else 0.0
+        request_bytes = self.last.request_bytes + self.last.elsewhere_bytes
+        return self.last.served_bytes / request_bytes if request_bytes else 0.0
 
     def __str__(self) -> str:
         if self.absent:
@@ -50,10 +50,10 @@ class ArenaReport:
         last = self.last
         pieces = [
             f"arena of {self.planned_bytes / _MIB:.2f} MiB (bound {self.lower_bound_bytes / _MIB:.2f} MiB)",
-            f"{last.served} of {last.asked + last.elsewhere} requests and {self.served_share:.2%} of the bytes of the last step",
+            f"{last.served} of {last.requests + last.elsewhere} requests and {self.served_share:.2%} of the bytes of the last step",
             *(f"{count} requests {why}" for count, why in self._missed() if count),
             *(f"{count} steps without: {why}" for why, count in self.steps_without.items()),
-            *([f"{self.held} tensors held"] if self.held else []),
+            *([f"{self.live_tensors} tensors held"] if self.live_tensors else []),
         ]
         return "; ".join(pieces)
 
@@ -101,7 +101,7 @@ class StepArena:
             return ArenaReport(0, 0, 0, 0, {}, Counts(), 0, self.absent)
         return ArenaReport(
             arena.planned_bytes, arena.lower_bound_bytes, arena.recorded_runs, arena.served_runs, dict(arena.runs_without), arena.counts,
-            arena.held, taken_bytes=arena.nbytes,
+            arena.live_tensors, taken_bytes=arena.nbytes,
         )  # fmt: skip
 
 

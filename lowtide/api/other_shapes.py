@@ -125,10 +125,10 @@ class OtherShapes(Generic[S]):
         beyond = error if self.range is None else error.beyond(self.range.extents)
         return self._apart.find(beyond, lambda: self._for_shape(newest, args, kwargs))
 
-    def made(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
+    def step_for(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
         """The step for a batch of another shape, whatever the policy says."""
         steps = self._of_range(error, newest, args, kwargs)
-        return self._apart.made(error, lambda: self._for_shape(newest, args, kwargs)) if steps is None else steps
+        return self._apart.step_for(error, lambda: self._for_shape(newest, args, kwargs)) if steps is None else steps
 
     def _of_range(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
         """The step for a batch of the range; None where it is none."""

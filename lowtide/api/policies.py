@@ -47,9 +47,9 @@ class StepsByShape(Generic[S]):
         if self.policy == "eager" or (self.policy is None and not self._limited and self._count):
             self._warn_eager(error)
             return None
-        return self.made(error, make)
+        return self.step_for(error, make)
 
-    def made(self, error: NewShapeError, make: Callable[[], S]) -> S:
+    def step_for(self, error: NewShapeError, make: Callable[[], S]) -> S:
         """The step for a shape, whatever the policy says."""
         if error.shape not in self._made:
             step = make()  # first: where that fails, all is as before

@@ -299,7 +299,7 @@ class Step:
             return self._made_for(error, args, kwargs).verify(*args, **kwargs)
         if self._obstacle:
             raise StepError(self._obstacle)
-        chosen = self._find(self._caller.look(leaves))
+        chosen = self._find(self._caller.view(leaves))
         if not isinstance(chosen, tuple):
             raise StepError(f"verify: the step is to be captured anew first, as its next call does: {chosen or 'for data of another kind'}")
         return verified(*chosen)
@@ -339,7 +339,7 @@ class Step:
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
-        return self._others.made(error, self._families[0], args, kwargs)
+        return self._others.step_for(error, self._families[0], args, kwargs)
 
     def _on_same(self, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
         """A step for another shape, on the same objects and in the same arena."""
@@ -393,7 +393,7 @@ class Step:
                 raise StepError(self._obstacle)
             self._maker.capturing.check_wrapper()
             self._caller.begin_step()
-            now = self._caller.look(leaves)
+            now = self._caller.view(leaves)
             chosen = self._find(now)
             if isinstance(chosen, tuple) and not self._unseen:
                 chosen = self._looked_again(chosen[0], args, kwargs) or chosen

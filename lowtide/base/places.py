@@ -51,7 +51,7 @@ class Position:
                 return holder.cell_contents
             except ValueError:  # not assigned, or deleted
                 return ABSENT
-        return holder.get(self.name, ABSENT) if type(holder) is dict else held(holder, self.name)
+        return holder.get(self.name, ABSENT) if type(holder) is dict else static_attribute(holder, self.name)
 
     def put(self, item: Any) -> None:
         """Put something there; ABSENT takes away what there is."""
@@ -96,7 +96,7 @@ def referred(item: Any) -> Callable[[], Any]:
         return lambda: item
 
 
-def held(item: Any, name: str) -> Any:
+def static_attribute(item: Any, name: str) -> Any:
     """An object's attribute as it is kept, by itself or by its class; a property is itself. ABSENT where there is none."""
     if name == EVERYTHING:
         return attributes(item)

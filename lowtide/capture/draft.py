@@ -197,7 +197,7 @@ class Draft:
         ages = {value: number for number, node in enumerate(self.nodes) for value in node.results}
         return lambda tensor: ages.get(self.value(tensor), -1)
 
-    def made(self) -> list[tuple[StorageWeakRef, Storage]]:
+    def storages(self) -> list[tuple[StorageWeakRef, Storage]]:
         """The storages seen here, held by none, and what they are in the graph."""
         return [(block.ref, block.storage) for block in self._blocks.values()]
 
@@ -234,7 +234,7 @@ class Draft:
         self._blocks[address(tensor)] = Block(tensor, value, owned=False)
         self.ends.follow(tensor)
 
-    def held(self, whole: Graph) -> HeldStorages:
+    def held_storages(self, whole: Graph) -> HeldStorages:
         """What eager holds on to in the program as it was recorded."""
         return HeldStorages((), self.ends.until(self._blocks.items(), self.nodes, whole.nodes), frozenset(self.ends.summed))
 

@@ -118,14 +118,14 @@ class Recorder(TorchDispatchMode):
         before_loss = frozenset(nodes) if self._before_loss is None else self._before_loss
         return Graph(tuple(self.draft.inputs), in_order_of_harm(nodes, before_loss), results), tuple(self.draft.slots)
 
-    def held(self, graph: Graph) -> HeldStorages:
+    def held_storages(self, graph: Graph) -> HeldStorages:
         """What eager holds on to beside gradients, and computes beside the graph that was made of this."""
         kept, results = iter(graph.nodes), {value for node in graph.nodes for value in node.results}
         recorded = _behind(self.stop, self.draft.nodes)
         nodes = [next(kept) if not node.results or node.results[0] in results else node for node in recorded]
         usual, chosen = eager_memory.of_usual_data(nodes, self.draft.ends.rare)
         whole = replace(graph, nodes=usual)
-        storages = self.draft.held(whole)
+        storages = self.draft.held_storages(whole)
         return replace(storages, summed=storages.summed | chosen, program=None if usual == graph.nodes else whole)
 
     def note_loss(self) -> None:

@@ -114,7 +114,7 @@ class CapturedStep:
     counted: str = ""  # what it has put into containers, which a captured step would not; "" where that is nothing
 
     @property
-    def held(self) -> HeldStorages:
+    def held_storages(self) -> HeldStorages:
         """What eager holds for longer than the graph needs it."""
         return replace(self.eager, values=self.gradients)
 
@@ -325,7 +325,7 @@ class Trace:
             detached,
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
-            recorder.held(graph),
+            recorder.held_storages(graph),
             self.symbols.conditions(),
             left=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
             settling=FlagRecorder(tuple(self.reads.memos(self.model))),

@@ -153,8 +153,8 @@ class Measures:
         numbers = np.array([compiled(tuple(sizes), graph.dimensions)(*point.values()) for point in grid.points], np.float64)
         columns = _Columns(dict(zip(sizes, numbers.T, strict=True)))
         numbered = np.array([columns.of(node, spaces[:, position]) for position, node in enumerate(graph.nodes)], np.int32)
-        rest = np.array([each.rest for each in columns.found], np.float64).reshape(-1, len(points)).T
-        scaled = tuple((each.size, each.factor) for each in columns.found)
+        rest = np.array([each.rest for each in columns.entries], np.float64).reshape(-1, len(points)).T
+        scaled = tuple((each.size, each.factor) for each in columns.entries)
         measures = cls(grid, spaces, np.empty((len(points), 0)), numbered, scaled, rest)
         return measures.timed(points, node_us) if np.size(node_us) else measures
 
@@ -218,14 +218,14 @@ class _Columns:
 
     def __init__(self, numbers: Mapping[Size, Times]) -> None:
         self._numbers = numbers  # [k] of each size
-        self.found: dict[_Column, int] = {}
+        self.entries: dict[_Column, int] = {}
 
     def of(self, node: Node, workspace_bytes: Bytes) -> int:
         """The number of a node's workspace [k]; -1 for none."""
         if not workspace_bytes.any():
             return -1
         column = self._column(node, workspace_bytes)
-        return self.found.setdefault(column, len(self.found))
+        return self.entries.setdefault(column, len(self.entries))
 
     def _column(self, node: Node, workspace_bytes: Bytes) -> _Column:
         alone = _Column(0, 0.0, tuple(workspace_bytes.tolist()))

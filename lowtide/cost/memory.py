@@ -147,13 +147,13 @@ class _Tasks:
         self.kept = {self.tensor_of[storage] for storage in kept if storage in self.tensor_of}
         self.nodes = graph.nodes
         self.eager, self.summed = eager, held_storages.summed
-        self.held = _held_at(graph, held_storages.until)  # by node: storages that are not let go before it has run
+        self.late_storages = _held_at(graph, held_storages.until)  # by node: storages that are not let go before it has run
 
     def of(self, index: int, workspace_bytes: int, after: tuple[int, ...]) -> Task:
         node = self.nodes[index]
         written = [before for before, _ in node.writes]
         touched = [value.storage for value in (*node.outputs, *node.inputs, *written) if value is not None]
-        touched += [storage for storage in self.held.get(node, ()) if self.maker_of.get(storage, index) < index]
+        touched += [storage for storage in self.late_storages.get(node, ()) if self.maker_of.get(storage, index) < index]
         counted = [storage for storage in dict.fromkeys(touched) if storage in self.tensor_of]
         return Task(
             name=" ".join([node.op, *(value.name for value in node.results[:1])]),

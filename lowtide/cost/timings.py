@@ -43,7 +43,7 @@ def cold_shares(nodes: Sequence[Node], cache_bytes: int) -> dict[Node, float]:
         if is_view(node):
             continue
         reads = {value.storage: _known_nbytes(value.storage) for value in node.inputs}
-        cold_bytes = sum(nbytes for storage, nbytes in reads.items() if storage not in cache.held)
+        cold_bytes = sum(nbytes for storage, nbytes in reads.items() if storage not in cache.entries)
         shares[node] = cold_bytes / max(1, sum(reads.values()))
         for storage in dict.fromkeys((*reads, *(value.storage for value in node.results))):
             cache.touch(storage)
@@ -52,14 +52,14 @@ def cold_shares(nodes: Sequence[Node], cache_bytes: int) -> dict[Node, float]:
 
 class _Cache:
     def __init__(self, room_bytes: int) -> None:
-        self.held: dict[Storage, int] = {}  # the one that was touched longest ago first
+        self.entries: dict[Storage, int] = {}  # the one that was touched longest ago first
         self._room_bytes = room_bytes
 
     def touch(self, storage: Storage) -> None:
-        self._room_bytes += self.held.pop(storage, 0) - _known_nbytes(storage)
-        self.held[storage] = _known_nbytes(storage)
+        self._room_bytes += self.entries.pop(storage, 0) - _known_nbytes(storage)
+        self.entries[storage] = _known_nbytes(storage)
         while self._room_bytes < 0:
-            self._room_bytes += self.held.pop(next(iter(self.held)))
+            self._room_bytes += self.entries.pop(next(iter(self.entries)))
 
 
 def _known_nbytes(storage: Storage) -> int:

@@ -24,12 +24,12 @@ def expected(plan: Contents) -> tuple[Recorded, Recorded]:
     spans = {storage: span for storage, span in lives(plan).items() if span[0] and span[1] < span[2]}
     given = {value.storage for value in plan.graph.inputs}
     kept = {owner.get(value.storage, value.storage) for value in plan.graph.outputs}
-    made = {storage: [start, end] for storage, (_, start, end) in spans.items() if storage not in owner and storage not in given}
+    lifetimes = {storage: [start, end] for storage, (_, start, end) in spans.items() if storage not in owner and storage not in given}
     for storage, (_, _, end) in spans.items():
-        if (first := owner.get(storage)) in made:
-            made[first][1] = max(made[first][1], end)
-    order = sorted(made, key=lambda storage: made[storage][0])  # stable: of one node in the order of its results
-    requests = _recorded([(int(each.nbytes), made[each][0], -1 if each in kept else made[each][1]) for each in order])
+        if (first := owner.get(storage)) in lifetimes:
+            lifetimes[first][1] = max(lifetimes[first][1], end)
+    order = sorted(lifetimes, key=lambda storage: lifetimes[storage][0])  # stable: of one node in the order of its results
+    requests = _recorded([(int(each.nbytes), lifetimes[each][0], -1 if each in kept else lifetimes[each][1]) for each in order])
     spaces = [(plan.workspace_bytes[node], step, step + 1) for step, node in enumerate(plan.order) if plan.workspace_bytes[node]]
     return requests, _recorded(spaces)
 

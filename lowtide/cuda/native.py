@@ -125,7 +125,7 @@ def _compile(target: Path) -> None:
 def _cuda(root: Path) -> list[Path]:
     """Where the headers of CUDA's runtime are: among the packages that come with torch, or where CUDA is installed."""
     places = [*sorted(root.parent.glob("nvidia/*/include")), Path("/usr/local/cuda/include")]
-    found = [each for each in places if (each / "cuda_runtime_api.h").exists()]
-    if not found:
+    folders = [each for each in places if (each / "cuda_runtime_api.h").exists()]
+    if not folders:
         raise NativeError("the headers of CUDA's runtime are neither beside torch nor in /usr/local/cuda: install nvidia-cuda-runtime")
-    return found[:1]
+    return folders[:1]

@@ -74,7 +74,7 @@ class FrameworkSteps:
     optimizer: torch.optim.Optimizer
     options: FrameworkOptions
     loss_name: str  # what the user wrote in the place of a loss
-    made: dict[int, Step] = field(default_factory=dict)  # by number of batches
+    by_count: dict[int, Step] = field(default_factory=dict)  # of batches
     latest: Step | None = None
 
     @classmethod
@@ -107,18 +107,18 @@ class FrameworkSteps:
 
     def _run(self, batches: Sequence[Any], program: Mapping[str, Any]) -> tuple[list[Any], Any]:
         count = len(batches)
-        if self.latest is not self.made.get(count):
+        if self.latest is not self.by_count.get(count):
             self.empty_arena()
-        if count not in self.made:
+        if count not in self.by_count:
             on_cpu = all(parameter.device.type == "cpu" for parameter in self.model.parameters())
             further = self.options.for_count(count, on_cpu=on_cpu)
             training = Training(program["after_backward"], BATCHES, program["scaler"])
-            self.made[count] = optimize(
+            self.by_count[count] = optimize(
                 self.model, list(batches), loss=program["loss"], optimizer=self.optimizer, training=training, **further
             )
-            if len(self.made) == 1:
-                self.options = self.options.within_bytes_of(self.made[count])
-        self.latest = self.made[count]
+            if len(self.by_count) == 1:
+                self.options = self.options.within_bytes_of(self.by_count[count])
+        self.latest = self.by_count[count]
         returned = self.latest(*batches)
         return (returned[0], returned[1]) if isinstance(returned, tuple) else (returned, None)
 

@@ -122,13 +122,13 @@ _TANGENT = "tangents"  # as AOTAutograd calls what the backward pass starts from
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What `torch.compile(..., options=...)` may hold; all but `told` as for `lowtide.optimize`."""
+    """What `torch.compile(..., options=...)` may hold; all but `plan_callback` as for `lowtide.optimize`."""
 
     memory: int | str | None = None  # of each graph that is trained, forward and backward pass, with all that they are given
     latency: float | None = None
     effort: str | None = None
     workspaces: bool = True
-    told: Callable[[Plan], Any] | None = None  # is given each plan
+    plan_callback: Callable[[Plan], Any] | None = None  # is given each plan
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> CompileOptions:
@@ -174,7 +174,7 @@ class _Joint:
     results: tuple[Value | None, ...]  # by output of the module
     first: Half
     second: Half
-    held: Mapping[Value, torch.Tensor]  # tensors that the module itself holds
+    constants: Mapping[Value, torch.Tensor]  # tensors that the module itself holds
 
     @classmethod
     def of(cls, module: fx.GraphModule, count: int, options: CompileOptions) -> _Joint:
@@ -189,8 +189,8 @@ class _Joint:
         settings = PlanningSettings(Limit.of(options.memory, options.latency), False, Auto(), sweeps_of(options.effort, None))
         with torch.no_grad():
             plan = _planned(StepMaker(capturing, machine, settings, None, stages), meta)
-        if options.told is not None:
-            options.told(plan)
+        if options.plan_callback is not None:
+            options.plan_callback(plan)
         captured = capturing.seen[-1]
         values = {capturing.names[int(slot.path[0])]: value for value, slot in _pairs(captured) if slot.table == "batch"}
         constants = {value: _held(module, captured, slot) for value, slot in _pairs(captured) if slot.table != "batch"}
@@ -203,7 +203,7 @@ class _Joint:
     def saved(self) -> tuple[Value, ...]:
         """What the backward pass is given of the forward pass, without what the module holds."""
         given = {value for name, value in self.values.items() if name.startswith(_TANGENT)}
-        return tuple(value for value in self.second.graph.inputs if value not in given and value not in self.held)
+        return tuple(value for value in self.second.graph.inputs if value not in given and value not in self.constants)
 
     def programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What runs for the two modules, called as AOTAutograd calls what is compiled: with a list that it may empty."""
@@ -220,7 +220,7 @@ class _Joint:
         out = {value: position for position, value in reversed(list(enumerate(half.graph.outputs)))}
 
         def run(inputs: list[Any]) -> list[Any]:
-            ordered = [self.held[value] if value in self.held else inputs[at[value]] for value in half.graph.inputs]
+            ordered = [self.constants[value] if value in self.constants else inputs[at[value]] for value in half.graph.inputs]
             inputs.clear()
             results = program(ordered)
             return [None if value is None else results[out[value]] for value in outputs]

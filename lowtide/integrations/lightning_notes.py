@@ -113,13 +113,13 @@ class Notes:
     """What a program has done beside, in its order."""
 
     module: LightningModule
-    made: list[LogCall | MetricCall] = field(default_factory=list)
+    calls: list[LogCall | MetricCall] = field(default_factory=list)
 
     @contextmanager
     def taken(self) -> Iterator[list[LogCall | MetricCall]]:
         """Notes are taken meanwhile; none of it is done."""
         with _instead(self.module, {"log": self._log}), _each(self._of_metrics()):
-            yield self.made
+            yield self.calls
 
     def _log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(value, GivenNote):
@@ -130,7 +130,7 @@ class Notes:
             value = value.detach()
         elif not isinstance(value, (int, float)):
             raise CaptureError(f"self.log({name!r}, ...): expected a tensor, a number or a metric of the module, got {value!r}")
-        self.made.append(LogCall(name, value, args, kwargs))
+        self.calls.append(LogCall(name, value, args, kwargs))
 
     def _path_of(self, metric: Metric) -> str:
         path: str
@@ -147,8 +147,8 @@ class Notes:
 
     def _noting(self, metric: Any, path: str, method: str) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            number = len(self.made)
-            self.made.append(MetricCall(path, method, *_detached((args, kwargs))))
+            number = len(self.calls)
+            self.calls.append(MetricCall(path, method, *_detached((args, kwargs))))
             if method not in _GIVING:
                 return None
             if isinstance(metric, MetricCollection):

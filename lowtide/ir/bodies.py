@@ -79,7 +79,7 @@ class Loop:
         return ((value, part, dim) for value, part, dim in zip(self._values, self.body.inputs, self.along, strict=False))
 
     @property
-    def made(self) -> Iterator[tuple[Value, Value, Into]]:
+    def results(self) -> Iterator[tuple[Value, Value, Into]]:
         """The results, what the body calls them, and how they come about."""
         results = (value for value in self.node.outputs if value is not None)
         return zip(results, self.body.inputs[len(self.along) :], self.into, strict=True)

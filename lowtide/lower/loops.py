@@ -36,7 +36,7 @@ _INDENT = "    "
 def lines(node: Node, reuse: int, names: Names, fresh: Callable[[str], str], wide: dict[str, int] | None = None) -> Iterator[str]:
     """The lines of a loop whose arguments and results have names; `wide` are the dimensions around it, each at its largest."""
     loop, wide = Loop.of(node), wide or {}
-    for which, (result, _, into) in enumerate(loop.made):
+    for which, (result, _, into) in enumerate(loop.results):
         if which == 0 and reuse >= 0:
             yield f"{names[result]} = {names[node.inplace[reuse][0]]}  # each part goes where what it is made of lay"
         else:
@@ -54,7 +54,7 @@ def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[st
     body, views = loop.body, []
     for outer, inner, dim in (
         *loop.cut,
-        *((value, position, into if isinstance(into, int) else None) for value, position, into in loop.made),
+        *((value, position, into if isinstance(into, int) else None) for value, position, into in loop.results),
     ):
         names[inner] = names[outer]
         if dim is not None:

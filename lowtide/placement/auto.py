@@ -55,7 +55,7 @@ class Auto:
         if placement.arena_bytes > (bound_bytes if capacity_bytes is None else capacity_bytes):
             whole = _WholePlacement(problem, placement, capacity_bytes)
             yield from self._of_components(whole, apart, deadline)
-            check_placement(problem, whole.found.offsets, whole.found.arena_bytes)  # each component was checked alone only
+            check_placement(problem, whole.placement.offsets, whole.placement.arena_bytes)  # each component was checked alone only
 
     def _of_components(self, whole: _WholePlacement, apart: list[NDArray[np.intp]], deadline: float) -> Iterator[Placement]:
         """The components that need more than is enough, those of the highest bounds first: what they need is enough for all others."""
@@ -155,7 +155,7 @@ class _WholePlacement:
     """A problem of several components, and what is known of it so far."""
 
     def __init__(self, problem: PlaceProblem, placement: Placement, capacity_bytes: int | None) -> None:
-        self.problem, self.found, self.capacity_bytes = problem, placement, capacity_bytes
+        self.problem, self.placement, self.capacity_bytes = problem, placement, capacity_bytes
         self.offsets = np.array(placement.offsets, np.int64)
         self.enough_bytes = placement.lower_bound_bytes if capacity_bytes is None else capacity_bytes
 
@@ -167,11 +167,11 @@ class _WholePlacement:
         if placement.offsets and placement.arena_bytes < self.top_bytes(buffers):
             self.offsets[buffers] = placement.offsets
         arena_bytes = int((self.offsets + self.problem.size_bytes).max(initial=0))
-        bound_bytes = max(self.found.lower_bound_bytes, placement.lower_bound_bytes)
+        bound_bytes = max(self.placement.lower_bound_bytes, placement.lower_bound_bytes)
         status = judged(arena_bytes, bound_bytes, self.capacity_bytes)
-        stats = {**self.found.stats, **placement.stats}
-        self.found = Placement(tuple(self.offsets.tolist()), arena_bytes, bound_bytes, status, described(placer), stats)
-        return self.found
+        stats = {**self.placement.stats, **placement.stats}
+        self.placement = Placement(tuple(self.offsets.tolist()), arena_bytes, bound_bytes, status, described(placer), stats)
+        return self.placement
 
 
 def _left(deadline: float) -> float:

@@ -51,14 +51,14 @@ class Greedy:
         """The same until `deadline`, by `time.monotonic`; `stats` count as "stacked" what had to be put above all others then."""
         bound_bytes = arena_bound_bytes(problem)
         strip = Strip.of(problem)
-        placement = self.found(strip, strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes), deadline)
+        placement = self.strip_placement(strip, strip.ceiling_bytes(bound_bytes if capacity_bytes is None else capacity_bytes), deadline)
         return _answer(strip, placement, capacity_bytes, bound_bytes)
 
     def offsets(self, strip: Strip, ceiling_bytes: int) -> Ints:
         """[n] the same for the blocks of a strip, to be held beneath a ceiling if that is possible."""
-        return self.found(strip, ceiling_bytes).offsets
+        return self.strip_placement(strip, ceiling_bytes).offsets
 
-    def found(self, strip: Strip, ceiling_bytes: int, deadline: float = math.inf, count: int = 1) -> StripPlacement:
+    def strip_placement(self, strip: Strip, ceiling_bytes: int, deadline: float = math.inf, count: int = 1) -> StripPlacement:
         """The same, with what it took: the `count`th placement."""
         offsets, stacked = fitted(strip, sequence(strip, self.order), self.fit, ceiling_bytes, deadline)
         return StripPlacement(offsets, self, {"placements": count} | ({"stacked": stacked} if stacked else {}))
@@ -132,7 +132,7 @@ class Portfolio:
         deadline = time.monotonic() + self.max_seconds
         comparisons, best, count = max(strip.count**2 // 2, 1), None, 0
         for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // comparisons, 4)], 1):
-            placement = placer.found(strip, strip.ceiling_bytes(enough_bytes), deadline, count)
+            placement = placer.strip_placement(strip, strip.ceiling_bytes(enough_bytes), deadline, count)
             if best is None or strip.top_bytes(placement.offsets) < strip.top_bytes(best):
                 best = placement.offsets
                 yield placement

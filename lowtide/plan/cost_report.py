@@ -14,6 +14,7 @@ from lowtide.ir.graph import Graph
 from lowtide.plan.snapshot import LiveTensor, StorageSpec, specs_by_name, tensor_from
 
 _RULE_LOCATION = "algebra"
+_RULE_KEYS = ("rule", "held", "held_bytes", "peak_bytes", "cost_us")  # in a plan's file
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,13 @@ class RuleReport:
     """One rule, at all places at which it was applied."""
 
     rule: str
-    held: tuple[str, ...]  # by place: the storage that was held for the backward pass, by its name in the captured graph
+    storages: tuple[str, ...]  # by place: the storage that was held for the backward pass, by its name in the captured graph
     held_bytes: int  # of all of them, less what is held in their place
     peak_bytes: int  # so much of that at the step that would be the peak
     cost_us: float  # what it takes more than what it replaces, below 0 for less
 
     def rows(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__} | {"held": list(self.held)}
+        return dict(zip(_RULE_KEYS, (self.rule, list(self.storages), self.held_bytes, self.peak_bytes, self.cost_us), strict=True))
 
 
 def rule_reports_from(item: Any) -> tuple[RuleReport, ...]:
@@ -38,7 +39,7 @@ def rule_reports_from(item: Any) -> tuple[RuleReport, ...]:
 
 
 def _from(where: str, item: Any) -> RuleReport:
-    fields.check_fields(where, item, set(RuleReport.__slots__))
+    fields.check_fields(where, item, set(_RULE_KEYS))
     storages, cost_us = item.get("held"), item.get("cost_us")
     if not isinstance(storages, list) or not storages or not all(isinstance(name, str) for name in storages):
         fields.refuse(where, "held", "names of storages", storages)

@@ -177,7 +177,7 @@ def eviction_lines(report: CostReport, device: str = "", most: int = _EVICTIONS)
 
 
 def _rule_line(report: RuleReport) -> str:
-    times = f"{len(report.held)} time{'s' if len(report.held) > 1 else ''}"
+    times = f"{len(report.storages)} time{'s' if len(report.storages) > 1 else ''}"
     peak = f", {bytes_text(report.peak_bytes)} of it at the step that would be the peak" if report.peak_bytes else ""
     time = f"{time_text(abs(report.cost_us))} {'more' if report.cost_us > 0 else 'less'}"
     return f"{bytes_text(report.held_bytes):>14}  less held by {report.rule}, {times}{peak}: {time}"

@@ -38,7 +38,7 @@ class Captured(Protocol):
         """What it computes."""
 
     @property
-    def held(self) -> HeldStorages:
+    def held_storages(self) -> HeldStorages:
         """What eager PyTorch holds of it for longer."""
 
 

@@ -82,7 +82,7 @@ class Machine:
         so here, and what is compiled there is compiled here. With `kernels`, another compiler's are among what is offered, in place of
         generated ones.
         """
-        graphs, held_storages = equal_graphs(captured.graph), captured.held
+        graphs, held_storages = equal_graphs(captured.graph), captured.held_storages
         equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
         algebra = {each.graph: each for each in self.rewritings(graphs[-1], captured, laboratory, exact=exact, limited=limited)}
         known, roots = equal | algebra, dict[Graph, int]()

@@ -94,7 +94,7 @@ class Ranged:
     def at(self, point: Mapping[str, int]) -> Candidate:
         """The candidate of numbers at a point; what follows from it is kept for a while. Raises ShapeError for a wrong point."""
         key = tuple(point[each.name] for each in self.dimensions if each.name in point)
-        candidate = self._known.pop(key, None) or self.made(point)
+        candidate = self._known.pop(key, None) or self.uncached_at(point)
         while len(self._known) >= _MOST:  # that which was asked for longest ago goes
             del self._known[next(iter(self._known))]
         self._known[key] = candidate
@@ -120,7 +120,7 @@ class Ranged:
         self._problems.append((key, RangedProblem.of(self.graph, structure, self.measures, request.granule_bytes, request.links)))
         return self._problems[-1][1]
 
-    def made(self, point: Mapping[str, int]) -> Candidate:
+    def uncached_at(self, point: Mapping[str, int]) -> Candidate:
         """The same, of which nothing is known yet. Raises ShapeError for a wrong point."""
         graph = self.at_largest if dict(point) == largest(self.dimensions) else self._at(point)
         held_storages = self.held_by_eager.at(point)

@@ -177,7 +177,7 @@ class PlanFamily:
 
     def _in_order(self, member: Member, point: Mapping[str, int]) -> Plan:
         """A member without recomputation at a point, not yet checked."""
-        best, solver, granule_bytes = self.candidates[member.candidate].made(point), self.request.solver, self.request.granule_bytes
+        best, solver, granule_bytes = self.candidates[member.candidate].uncached_at(point), self.request.solver, self.request.granule_bytes
         best.know_order(solver, granule_bytes, scheduled(best.order_problem(granule_bytes), member.own_order, solver))
         return in_its_order(self.candidates[0].at(point), best, self.request)
 

@@ -73,7 +73,7 @@ def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tup
 
     for graph in equal:
         if (measured := measures(graph)) is not None:
-            candidates.append(Ranged.of(graph, measured, held_by_eager=NOTHING_HELD if candidates else captured.held))
+            candidates.append(Ranged.of(graph, measured, held_by_eager=NOTHING_HELD if candidates else captured.held_storages))
     corners = largest(equal[-1].dimensions), smallest(equal[-1].dimensions)
     ends = [grid.written[grid.points.index(each)].graph(equal[-1]) for each in corners]
     rewritings = [*grid.machine.rewritings(ends[0], captured, grid.laboratory, exact=exact, limited=timed)]

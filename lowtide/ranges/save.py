@@ -95,7 +95,7 @@ def _candidate(ranged: Ranged) -> WrittenCandidate:
     measures = ranged.measures
     return WrittenCandidate(
         program_hash(ranged.graph),
-        tuple((applied_rule.rule, applied_rule.held.name, applied_rule.cost_us) for applied_rule in ranged.applied_rules),
+        tuple((applied_rule.rule, applied_rule.storage.name, applied_rule.cost_us) for applied_rule in ranged.applied_rules),
         ranged.extra_us[0],
         tuple(tuple(point.values()) for point in measures.grid.points),
         tuple(map(tuple, measures.workspace_bytes.tolist())),

@@ -36,7 +36,7 @@ Prices = NDArray[np.float64]
 class Corner:
     """A choice that nothing beats at some price: what is kept over a moment, and what making the rest again takes."""
 
-    held: Mask  # [m]
+    kept: Mask  # [m]
     held_bytes: int
     again_us: float
 
@@ -49,7 +49,7 @@ class Crossing:
     node: int
     before: Mask  # [n] the nodes that come before it in every order
     after: Mask  # [n] those that come after it
-    made: Mask  # [m] what was made before, or is there from the start
+    present: Mask  # [m] what was made before, or is there from the start
     wanted: Mask  # [m] of this, what is wanted after the moment, and not read by the node itself
     needs_bytes: int  # what the node itself needs: arguments, results and workspace, less what it may take over
 
@@ -122,7 +122,7 @@ class Crossing:
         all_kept, most = int(keep[self.wanted[self._tensors]].sum()), int(gain.sum())
         flow, chosen = select(*self._requires, cost, gain, _PHASES)
         known[price] = (all_kept - most + int(flow)) / self._units
-        remade = np.zeros_like(self.made)
+        remade = np.zeros_like(self.present)
         remade[self._tensors] = chosen[tensors : 2 * tensors]
         kept = self.wanted.copy()
         kept[self._tensors] |= chosen[:tensors]
@@ -144,7 +144,7 @@ class Crossing:
 
     @cached_property
     def _tensors(self) -> NDArray[np.intp]:
-        return np.flatnonzero(self.made)
+        return np.flatnonzero(self.present)
 
     @cached_property
     def _nodes(self) -> NDArray[np.intp]:

@@ -28,7 +28,7 @@ class Caller:
     scaler: torch.amp.GradScaler | None = None
     counters: tuple[Callable[[], None], ...] = ()  # called after each step, also one that the scaler skipped
 
-    def look(self, batch: Sequence[Any] = ()) -> View:
+    def view(self, batch: Sequence[Any] = ()) -> View:
         """What the caller holds at this moment.
 
         Looked up anew at each step: `load_state_dict` and assignments may have put other tensors there.

@@ -63,10 +63,10 @@ class Auto:
 class FixedAnswer:
     """The answer of an earlier solver, for another one to start from."""
 
-    found: Schedule = field(repr=False)
+    schedule: Schedule = field(repr=False)
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        return self.found
+        return self.schedule
 
 
 AUTO = Auto()

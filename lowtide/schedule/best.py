@@ -51,8 +51,8 @@ def schedule_all(problems: Sequence[OrderProblem], solver: Solver) -> list[Sched
     while open_:
         open_ = [search for search in open_ if search.go_on()]
         best = min(searches, key=_OrderSearch.rank)
-        open_ = [search for search in open_ if search is best or (search.found.lower_bound_bytes, search.index) < best.rank()]
-    return [search.found for search in searches]
+        open_ = [search for search in open_ if search is best or (search.schedule.lower_bound_bytes, search.index) < best.rank()]
+    return [search.schedule for search in searches]
 
 
 class _OrderSearch:
@@ -60,15 +60,15 @@ class _OrderSearch:
 
     def __init__(self, index: int, answers: Iterator[Schedule]) -> None:
         self.index = index
-        self.found = next(answers)
-        self._said = answers
+        self.schedule = next(answers)
+        self._answers = answers
 
     def go_on(self) -> bool:
         """A little more search; False where it had come to its end."""
-        later = next(self._said, None)
-        self.found = later or self.found
+        later = next(self._answers, None)
+        self.schedule = later or self.schedule
         return later is not None
 
     def rank(self) -> tuple[int, int]:
         """Less is better."""
-        return self.found.peak_bytes, self.index
+        return self.schedule.peak_bytes, self.index

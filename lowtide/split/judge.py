@@ -36,7 +36,7 @@ from lowtide.remat.evict.eviction import ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 
-Look: TypeAlias = tuple[Hashable, ...]
+Signature: TypeAlias = tuple[Hashable, ...]
 
 
 class SizedBody:
@@ -50,10 +50,10 @@ class SizedBody:
         self._written: dict[int, tuple[dict[Size, Size], Rewriter]] = {}
 
     @cached_property
-    def looks(self) -> tuple[Look, ...]:
+    def signatures(self) -> tuple[Signature, ...]:
         """By node all that its time depends on, but the size of a part: two that look alike take the same."""
-        seen: dict[Value, Look] = {}
-        return tuple(tuple(_look(node, seen)) for node in self._body.nodes)
+        seen: dict[Value, Signature] = {}
+        return tuple(tuple(_signature(node, seen)) for node in self._body.nodes)
 
     def node(self, place: int, size: int) -> Node:
         return self._at(size)[1].node(self._body.nodes[place])
@@ -83,22 +83,22 @@ class SizedBody:
         return self._written[size]
 
 
-def _look(node: Node, seen: dict[Value, Look]) -> Iterator[Hashable]:
+def _signature(node: Node, seen: dict[Value, Signature]) -> Iterator[Hashable]:
     yield node.op
     for arg in (*node.args, *node.kwargs):
-        yield _look_of(arg, seen)
+        yield _signature_of(arg, seen)
     for value in node.outputs:
-        yield None if value is None else _look_of(value, seen)
+        yield None if value is None else _signature_of(value, seen)
 
 
-def _look_of(arg: Arg, seen: dict[Value, Look]) -> Hashable:
+def _signature_of(arg: Arg, seen: dict[Value, Signature]) -> Hashable:
     """An argument without its name; a number with its type, as 1 and 1.0 and True are equal."""
     if isinstance(arg, Value):
         if arg not in seen:
             seen[arg] = arg.dtype, arg.shape, arg.stride
         return seen[arg]
     if isinstance(arg, tuple):
-        return tuple(_look_of(each, seen) for each in arg)
+        return tuple(_signature_of(each, seen) for each in arg)
     return type(arg), arg
 
 
@@ -115,7 +115,7 @@ class Prices:
         self._times = {_name(node): us / rated for node, us in zip(graph.nodes, node_us, strict=True) if (rated := rates.node_us(node))}
         self._bodies: dict[tuple[int, int], tuple[float, float]] = {}
         self._sized: dict[int, tuple[tuple[Node, ...], SizedBody | None]] = {}  # by the identity of a body's nodes; None where it has loops
-        self._rated: dict[tuple[Look, int], float] = {}  # what nodes take by rates, by their looks and the size of a part
+        self._rated: dict[tuple[Signature, int], float] = {}  # what nodes take by rates, by their signatures and the size of a part
         self._wholes: dict[int, tuple[Sequence[Node], float]] = {}  # by identity
 
     def us(self, graph: Graph) -> list[float]:
@@ -152,7 +152,7 @@ class Prices:
 
     def _plain(self, nodes: Sequence[Node], body: SizedBody, size: int) -> tuple[float, float]:
         us = 0.0
-        for place, (node, spec) in enumerate(zip(nodes, body.looks, strict=True)):
+        for place, (node, spec) in enumerate(zip(nodes, body.signatures, strict=True)):
             if (rated := self._rated.get((spec, size))) is None:
                 rated = self._rated[spec, size] = self._rates.node_us(body.node(place, size))
             us += rated * self._time(node)

@@ -42,7 +42,7 @@ from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse
 def takes(node: Node) -> tuple[tuple[Value, str], ...]:
     """What a loop may leave its first result in, as `Node.inplace` has it. Depends on the order of the body."""
     loop = Loop.of(node)
-    result, place, into = next(loop.made, (None, None, None))
+    result, place, into = next(loop.results, (None, None, None))
     if result is None or place is None or not isinstance(into, int):
         return ()
     return tuple(

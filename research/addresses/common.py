@@ -63,11 +63,11 @@ class Model:
         """[pairs, 2] who shares a step with whom, and has units to share: the first of each pair starts no later than the second."""
         order = np.argsort(self.start, kind="stable")
         order = order[self.size[order] > 0]
-        found = [np.empty((0, 2), np.intp)]
+        pairs = [np.empty((0, 2), np.intp)]
         for place, one in enumerate(order.tolist()):
             after = order[place + 1 : np.searchsorted(self.start[order], self.end[one])]
-            found.append(np.column_stack([np.full(len(after), one), after]))
-        return np.concatenate(found)
+            pairs.append(np.column_stack([np.full(len(after), one), after]))
+        return np.concatenate(pairs)
 
 
 def first_placement(problem: PlaceProblem, capacity_bytes: int | None) -> Placement:
@@ -93,9 +93,9 @@ def in_sequence(problem: PlaceProblem, buffers: Iterable[int]) -> Ints:
     return offsets
 
 
-def better_offsets(problem: PlaceProblem, found: ArrayLike, first: Placement) -> ArrayLike:
+def better_offsets(problem: PlaceProblem, offsets: ArrayLike, first: Placement) -> ArrayLike:
     """The offsets of the smaller arena, those of `first` where they are equal."""
-    return found if int((np.asarray(found) + problem.size_bytes).max(initial=0)) < first.arena_bytes else first.offsets
+    return offsets if int((np.asarray(offsets) + problem.size_bytes).max(initial=0)) < first.arena_bytes else first.offsets
 
 
 def _lowest(problem: PlaceProblem, buffer: int, others: NDArray[np.intp], offsets: Ints) -> int:
@@ -130,17 +130,17 @@ def is_answer(first: Placement, capacity_bytes: int | None) -> bool:
     return first.status is not Status.UNKNOWN if capacity_bytes is not None else first.status is Status.OPTIMAL
 
 
-def answered(problem: PlaceProblem, placer: Placer, model: Model, first: Placement, found: Found, capacity_bytes: int | None) -> Placement:
+def answered(problem: PlaceProblem, placer: Placer, model: Model, first: Placement, answer: Found, capacity_bytes: int | None) -> Placement:
     """The better placement of the solver's and the first one, with the solver's bound.
 
     Of the solver's offsets only their sequence is taken: those of a rounded model are not in bytes, and a solver of programs with large
     constants can take an overlap for a rounding error.
     """
-    bound_bytes = max(first.lower_bound_bytes, found.least_units * model.unit_bytes)
+    bound_bytes = max(first.lower_bound_bytes, answer.least_units * model.unit_bytes)
     if capacity_bytes is not None and len(first.offsets) < problem.buffer_count:
         return unplaced(problem, placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
     offsets: ArrayLike = first.offsets
-    if found.offsets is not None:
-        sequence = model.buffers[np.argsort(np.asarray(found.offsets), kind="stable")]
+    if answer.offsets is not None:
+        sequence = model.buffers[np.argsort(np.asarray(answer.offsets), kind="stable")]
         offsets = better_offsets(problem, in_sequence(problem, sequence.tolist()), first)
-    return placed(problem, offsets, placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=found.stats)
+    return placed(problem, offsets, placer, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes, stats=answer.stats)

@@ -37,8 +37,8 @@ class Choice:
 
     def victims(self, locked: Container[int]) -> list[Victim]:
         """All that may be evicted, each with its best way back."""
-        found = (self.victim(tensor) for tensor in range(len(self.live.there)) if tensor not in locked)
-        return [each for each in found if each is not None]
+        candidates = (self.victim(tensor) for tensor in range(len(self.live.there)) if tensor not in locked)
+        return [each for each in candidates if each is not None]
 
     def victim(self, tensor: int) -> Victim | None:
         """A tensor with its best way back; None where it may not be evicted."""

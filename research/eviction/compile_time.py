@@ -43,12 +43,12 @@ class Compiled:
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
         """By tensor: the positions in the order at which a node reads it, ascending."""
-        found: list[list[int]] = [[] for _ in self.problem.tensor_bytes]
+        positions: list[list[int]] = [[] for _ in self.problem.tensor_bytes]
         reads = self.problem.structure.reads
         for position, index in enumerate(self.order):
             for tensor in reads.ids[reads.ptr[index] : reads.ptr[index + 1]]:
-                found[tensor].append(position)
-        return tuple(map(tuple, found))
+                positions[tensor].append(position)
+        return tuple(map(tuple, positions))
 
 
 def compiled(graph: Graph, order: Sequence[int] | None = None, *, most_nodes: int = 40) -> Compiled:
@@ -89,15 +89,15 @@ class _Branches:
         last |= dict.fromkeys((value.storage for value in self.graph.outputs), self.end)
         for storage, positions in self.uses.items():
             for use, position in enumerate(positions):
-                found = self.search.worthwhile(storage, _Living(last, position), self.most_nodes)
-                if found:
-                    yield (self.number[storage], use), tuple(map(self.regeneration, found))
+                subgraphs = self.search.worthwhile(storage, _Living(last, position), self.most_nodes)
+                if subgraphs:
+                    yield (self.number[storage], use), tuple(map(self.regeneration, subgraphs))
 
-    def regeneration(self, found: Recomputation) -> Regeneration:
+    def regeneration(self, recomputation: Recomputation) -> Regeneration:
         """A subgraph by numbers."""
-        nodes = sorted(found.nodes, key=self.position.__getitem__)
+        nodes = sorted(recomputation.nodes, key=self.position.__getitem__)
         until = min((self.limit(node) for node in nodes), default=self.end)
-        return Regeneration(tuple(map(self.index.__getitem__, nodes)), tuple(self.number[each] for each in found.reads), until)
+        return Regeneration(tuple(map(self.index.__getitem__, nodes)), tuple(self.number[each] for each in recomputation.reads), until)
 
     def limit(self, node: Node) -> int:
         """The position of the first node that writes over what a repetition of `node` reads; the end where none does."""

@@ -73,34 +73,34 @@ class Live:
         """An input of a node that is not there; -1 where all are."""
         return next((tensor for tensor in self.reads[node] if not self.there[tensor]), -1)
 
-    def need_bytes(self, node: int, held: Container[int]) -> int:
-        """What a node takes beside what is there: its results and its workspace, less what it takes over. `held` is wanted anyway."""
+    def need_bytes(self, node: int, locked: Container[int]) -> int:
+        """What a node takes beside what is there: its results and its workspace, less what it takes over. `locked` is wanted anyway."""
         need = sum(self.bytes[tensor] for tensor in self.makes[node]) + int(self.bare.workspace_bytes[node])
-        dying = any(not self.is_wanted(tensor) and tensor not in held for tensor in self.takes[node])
+        dying = any(not self.is_wanted(tensor) and tensor not in locked for tensor in self.takes[node])
         return need - self.bytes[int(self.bare.take_output[node])] if dying else need
 
-    def run(self, node: int, held: Container[int]) -> None:
+    def run(self, node: int, locked: Container[int]) -> None:
         """A node has run: what it makes is there, what nobody wants any more is not."""
         for tensor in self.makes[node]:
             if not self.there[tensor]:
-                self.arrive(tensor, held)
+                self.arrive(tensor, locked)
         for tensor in (*self.makes[node], *self.reads[node]):
-            self.free_unwanted(tensor, held)
+            self.free_unwanted(tensor, locked)
 
-    def arrive(self, tensor: int, held: Container[int]) -> None:
+    def arrive(self, tensor: int, locked: Container[int]) -> None:
         """A tensor is there, made or loaded. What was kept for its sake need not be any longer."""
         self.there[tensor] = True
         self.level_bytes += self.bytes[tensor]
-        self._forget(tensor, held)
+        self._forget(tensor, locked)
 
-    def free_unwanted(self, tensor: int, held: Container[int]) -> None:
+    def free_unwanted(self, tensor: int, locked: Container[int]) -> None:
         """Free a tensor, if it is there and nobody wants it; forget how it was to come back, if it is not."""
-        if self.is_wanted(tensor) or tensor in held:
+        if self.is_wanted(tensor) or tensor in locked:
             return
         if self.there[tensor]:
             self.there[tensor] = False
             self.level_bytes -= self.bytes[tensor]
-        self._forget(tensor, held)
+        self._forget(tensor, locked)
 
     def evict(self, tensor: int, decision: Decision) -> None:
         """A tensor goes, to come back as decided."""
@@ -110,11 +110,11 @@ class Live:
         for read in decision.reads:
             self.dependents[read][tensor] = decision
 
-    def _forget(self, tensor: int, held: Container[int]) -> None:
+    def _forget(self, tensor: int, locked: Container[int]) -> None:
         decision = self.decisions.pop(tensor, None)
         for read in decision.reads if decision is not None else ():
             del self.dependents[read][tensor]
-            self.free_unwanted(read, held)
+            self.free_unwanted(read, locked)
 
 
 def rows_of(rows: Rows) -> list[list[int]]:

@@ -38,8 +38,8 @@ class Misfit:
     limit_bytes: int
 
     def __str__(self) -> str:
-        found = f"{self.name} needs {self.need_bytes:,} bytes beside {self.held_bytes:,} that cannot be evicted"
-        return f"expected at most {self.limit_bytes:,} bytes; at position {self.position}, {found}: raise the limit"
+        need = f"{self.name} needs {self.need_bytes:,} bytes beside {self.held_bytes:,} that cannot be evicted"
+        return f"expected at most {self.limit_bytes:,} bytes; at position {self.position}, {need}: raise the limit"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,47 +139,47 @@ class _Machine:
 
     def pending(self, task: _Task) -> tuple[int, ...]:
         """Of a regeneration the nodes that have to run, as things are."""
-        live, found = self.live, list[int]()
+        live, nodes = self.live, list[int]()
         wanted = set() if live.there[task.target] else {task.target}
         for node in reversed(task.nodes):
             if not wanted.isdisjoint(live.makes[node]):
-                found.append(node)
+                nodes.append(node)
                 wanted |= {tensor for tensor in live.reads[node] if not live.there[tensor]}
-        return tuple(reversed(found))
+        return tuple(reversed(nodes))
 
     def run(self, task: _Task) -> None:
         """The next node of a task, all of whose inputs are there."""
         node, *rest = task.pending
         task.pending = tuple(rest)
         self.live.passed = task.target < 0
-        held = self.held()
-        need = self.live.need_bytes(node, held)
-        self.make_room(need, held | set(self.live.reads[node]), self.problem.problem.names[node])
-        self.live.run(node, held)
+        locked = self.locked()
+        need = self.live.need_bytes(node, locked)
+        self.make_room(need, locked | set(self.live.reads[node]), self.problem.problem.names[node])
+        self.live.run(node, locked)
         self.entries.append(node)
 
-    def held(self) -> set[int]:
+    def locked(self) -> set[int]:
         """What the nodes that have begun to come together want to be there."""
         return {tensor for task in self.tasks for node in task.pending for tensor in self.live.reads[node]}
 
     def load(self, tensor: int) -> None:
         """Fetch an evicted tensor from the host."""
-        held = self.held()
-        self.make_room(self.live.bytes[tensor], held, f"a load of {self.live.bytes[tensor]:,} bytes")
-        self.live.arrive(tensor, held)
+        locked = self.locked()
+        self.make_room(self.live.bytes[tensor], locked, f"a load of {self.live.bytes[tensor]:,} bytes")
+        self.live.arrive(tensor, locked)
         self.entries.append(self.problem.codes.load(tensor))
 
     def make_room(self, need_bytes: int, locked: set[int], name: str) -> None:
         """Evict what is best evicted until so many bytes fit beneath the limit; nothing where they do."""
         live = self.live
         if live.level_bytes + need_bytes > self.limit_bytes and len(self.entries) < _LONGEST * len(self.program.order):
-            found = [(each.score, each.tensor) for each in self.choice.victims(locked)]
-            heapq.heapify(found)
-            while found and live.level_bytes + need_bytes > self.limit_bytes:
-                score, tensor = heapq.heappop(found)
+            candidates = [(each.score, each.tensor) for each in self.choice.victims(locked)]
+            heapq.heapify(candidates)
+            while candidates and live.level_bytes + need_bytes > self.limit_bytes:
+                score, tensor = heapq.heappop(candidates)
                 victim = self.choice.victim(tensor)  # the ones before may have changed what it costs
                 if victim is not None and victim.score > score:
-                    heapq.heappush(found, (victim.score, tensor))
+                    heapq.heappush(candidates, (victim.score, tensor))
                 elif victim is not None:
                     self.evict(victim)
         if live.level_bytes + need_bytes > self.limit_bytes and self.misfit is None:

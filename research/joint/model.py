@@ -130,8 +130,8 @@ class Model:
     def _best(self, problem: JointProblem, orders: Sequence[Sequence[int]], bound_bytes: int) -> Schedule:
         """The order of the lowest peak, given that none has a peak below the bound beside what is resident."""
         bound_bytes += problem.order.resident_bytes
-        found = [scheduled(problem.order, order, named(self), bound_bytes=bound_bytes) for order in orders]
-        return min(found, key=lambda schedule: schedule.peak_bytes)
+        schedules = [scheduled(problem.order, order, named(self), bound_bytes=bound_bytes) for order in orders]
+        return min(schedules, key=lambda schedule: schedule.peak_bytes)
 
     def _placed(self, buffers: Buffers, tensors: Tensors, answer: Answer) -> Placement:
         address = np.zeros(buffers.problem.buffer_count)
@@ -163,8 +163,8 @@ def _steps(schedule: Schedule) -> dict[int, int]:
 def _known(problem: JointProblem, first: Joint, tensors: Tensors) -> list[int]:
     """Where each tensor lies in a known placement, in units."""
     buffers = order_buffers(problem.order, first.schedule.order, align_bytes=problem.align_bytes)
-    held = [buffer_of(buffers, tensor) for tensor in tensors.all]
-    return [first.placement.offsets[buffer] // tensors.unit_bytes if buffer >= 0 else 0 for buffer in held]
+    numbers = [buffer_of(buffers, tensor) for tensor in tensors.all]
+    return [first.placement.offsets[buffer] // tensors.unit_bytes if buffer >= 0 else 0 for buffer in numbers]
 
 
 def _by_size(buffers: PlaceProblem) -> Placement:

@@ -158,20 +158,20 @@ class Program:
             self._add((term for run in self.runs for term in run.at(step)), 1, 1)
 
     def _life(self, number: int, tensor: Tensor) -> None:
-        preserved, made = self.preserved[number], self.runs[tensor.node] if tensor.node >= 0 else Span(range(0), [])
+        preserved, runs = self.preserved[number], self.runs[tensor.node] if tensor.node >= 0 else Span(range(0), [])
         sure = self.plan.spans.surely_preserved(tensor)
         for step, now in preserved.items():
             if step in sure:
                 now.lower_bound = 1.0  # (12)
             if tensor.node >= 0:
-                self._add([(now, 1), *made.at(step)], -math.inf, 1)  # (1)
+                self._add([(now, 1), *runs.at(step)], -math.inf, 1)  # (1)
             if step > 0 or tensor.node >= 0:
-                self._add([(now, 1), *preserved.at(step - 1, -1), *made.at(step - 1, -1)], -math.inf, 0)  # (2)
+                self._add([(now, 1), *preserved.at(step - 1, -1), *runs.at(step - 1, -1)], -math.inf, 0)  # (2)
         for sink in tensor.sinks:
             for step, run in self.runs[sink].items():
                 self._add([(run, 1), *preserved.at(step, -1)], -math.inf, 0)  # (4)
         if tensor.kept:
-            self._add([*preserved.at(self.n - 1), *made.at(self.n - 1)], 1, 1)
+            self._add([*preserved.at(self.n - 1), *runs.at(self.n - 1)], 1, 1)
 
     def _taking(self, taking: Taking, takes: Sequence[Span]) -> None:
         """Where the node runs, it takes over from the first candidate that is not preserved at the next step, and from no other."""

@@ -88,8 +88,8 @@ class Spans:
 
 def _ancestors(problem: OrderProblem, order: Sequence[int]) -> tuple[int, ...]:
     """What function 2 answers for all pairs, in one pass."""
-    found = [0] * problem.node_count
+    ancestors = [0] * problem.node_count
     for node in order:
         for pred in row(problem.preds, node):
-            found[node] |= found[pred] | 1 << pred
-    return tuple(found)
+            ancestors[node] |= ancestors[pred] | 1 << pred
+    return tuple(ancestors)

@@ -58,10 +58,10 @@ class Tensors:
             divisor = int(np.gcd(divisor, align_bytes))
         unit = max(divisor, -(-arena_bytes // limit))
         ties = (Tensor(-1, 0, node, waiting, False) for node, waiting in handovers(problem))
-        found = [*_own(problem, unit), *_workspaces(problem, unit), *ties]
-        place = {tensor.number: number for number, tensor in enumerate(found) if tensor.number >= 0}
-        takings = tuple(_takings(problem, place, found))
-        return cls(tuple(found), takings, unit, align_bytes // unit if align_bytes % unit == 0 else 1, unit == divisor)
+        tensors = [*_own(problem, unit), *_workspaces(problem, unit), *ties]
+        place = {tensor.number: number for number, tensor in enumerate(tensors) if tensor.number >= 0}
+        takings = tuple(_takings(problem, place, tensors))
+        return cls(tuple(tensors), takings, unit, align_bytes // unit if align_bytes % unit == 0 else 1, unit == divisor)
 
 
 def _own(problem: OrderProblem, unit: int) -> Iterator[Tensor]:
@@ -76,9 +76,9 @@ def _workspaces(problem: OrderProblem, unit: int) -> Iterator[Tensor]:
         yield Tensor(-1, int(problem.workspace_bytes[node]) // unit, node, (), False)
 
 
-def _takings(problem: OrderProblem, place: dict[int, int], found: list[Tensor]) -> Iterator[Taking]:
+def _takings(problem: OrderProblem, place: dict[int, int], tensors: list[Tensor]) -> Iterator[Taking]:
     for node in np.flatnonzero(problem.take_output >= 0).tolist():
         output = int(problem.take_output[node])
         candidates = tuple(place[tensor] for tensor in row(problem.takes, node) if not problem.kept[tensor])
-        if candidates and found[place[output]].units:
+        if candidates and tensors[place[output]].units:
             yield Taking(node, place[output], candidates)

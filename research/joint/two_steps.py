@@ -99,9 +99,9 @@ def joined(
     Plays the order again, so that no solver answers for itself; a placement was checked when it was made. Raises CheckError unless the
     order is a topological one.
     """
-    found = scheduled(problem.order, schedule.order, named(solver), bound_bytes=schedule.lower_bound_bytes)
+    replay = scheduled(problem.order, schedule.order, named(solver), bound_bytes=schedule.lower_bound_bytes)
     largest_bytes = int(max(problem.order.tensor_bytes.max(initial=0), problem.order.workspace_bytes.max(initial=0)))
-    bound_bytes = max(bound_bytes, found.lower_bound_bytes - problem.order.resident_bytes, largest_bytes)
+    bound_bytes = max(bound_bytes, replay.lower_bound_bytes - problem.order.resident_bytes, largest_bytes)
     status = Status.OPTIMAL if placement.arena_bytes <= bound_bytes else Status.FEASIBLE
     return Joint(schedule, placement, bound_bytes, status, described(named(solver)), stats or {})
 

@@ -22,9 +22,9 @@ def first_order(problem: OrderProblem) -> Schedule:
     return _FIRST.solve(problem)
 
 
-def better_order(problem: OrderProblem, found: ArrayLike, first: Schedule) -> ArrayLike:
+def better_order(problem: OrderProblem, order: ArrayLike, first: Schedule) -> ArrayLike:
     """The order of lower peak, `first` where they are equal: a solver that rounds its objective may find a worse one than it was given."""
-    return found if simulate(problem, found).peak_bytes < first.peak_bytes else first.order
+    return order if simulate(problem, order).peak_bytes < first.peak_bytes else first.order
 
 
 class Windows(NamedTuple):

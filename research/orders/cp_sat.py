@@ -47,8 +47,8 @@ class Intervals:
             return scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes)
         units = Units.of(problem, first.peak_bytes, _LIMIT_UNITS)
         program = _Program(problem, units, first)
-        found, least_units, effort = program.solve(self)
-        order = better_order(problem, found, first) if found else first.order
+        solution, least_units, effort = program.solve(self)
+        order = better_order(problem, solution, first) if solution else first.order
         stats = {"variables": program.variables, "constraints": program.constraints, **effort}
         return scheduled(problem, order, self, bound_bytes=units.bytes_of(least_units), stats=stats)
 
@@ -67,7 +67,7 @@ class _Program:
         self.demands: list[int] = []
         self.position = self._positions(problem, windows(problem, first.order))
         self.start = {reuse.output: self._start(reuse) for reuse in self.model.reuses}  # of outputs that may take over
-        for item in self.model.held:
+        for item in self.model.tensors:
             self._life(item)
         self._needs()
         self.peak = self.program.new_int_var(*units.range_of(first.lower_bound_bytes, first.peak_bytes), "peak")
@@ -144,10 +144,10 @@ class _Program:
 
     def _needs(self) -> None:
         """What nodes need for themselves; of that, an output that nobody reads is not needed where it takes over."""
-        held = {item.tensor for item in self.model.held}
+        tensors = {item.tensor for item in self.model.tensors}
         own_units = list(self.model.own_units)
         for reuse in self.model.reuses:
-            if reuse.output not in held:
+            if reuse.output not in tensors:
                 own_units[reuse.node] -= reuse.units
                 self._interval(self.start[reuse.output], self.position[reuse.node] + 1, reuse.units)
         for position, units in zip(self.position, own_units, strict=True):

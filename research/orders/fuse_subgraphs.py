@@ -85,10 +85,10 @@ class FuseSubgraphs:
             done[source] = True
             if least_live(piece, done, later).need_bytes < max(start_bytes, end_bytes):
                 return None
-        found = self.inner.solve(piece)
-        if found.status is not Status.OPTIMAL:
+        schedule = self.inner.solve(piece)
+        if schedule.status is not Status.OPTIMAL:
             return None
-        return [inside[node] for node in found.order], found.peak_bytes - start_bytes
+        return [inside[node] for node in schedule.order], schedule.peak_bytes - start_bytes
 
 
 class _Web:
@@ -136,11 +136,11 @@ class _Web:
     def merge(self, run: list[int], need_bytes: int, takes: list[int]) -> int:
         """Makes one group of several, which run in this order; `takes` may be taken over by the last one's output. Returns the last."""
         last, members = run[-1], set(run)
-        made = set().union(*(self.makes[node] for node in run))
+        outputs = set().union(*(self.makes[node] for node in run))
         read = set().union(*(self.reads[node] for node in run))
         for tensor in read:
             self.readers[tensor] -= members
-        read -= made
+        read -= outputs
         for tensor in read:
             self.readers[tensor].add(last)
         for node in run:
@@ -149,7 +149,7 @@ class _Web:
         self.preds[last] = set().union(*(self.preds[node] for node in run)) - members
         self.succs[last] = set().union(*(self.succs[node] for node in run)) - members
         self.makes[last] = {
-            tensor for tensor in made if self.readers[tensor] or self.kept[tensor] or (takes and tensor == self.first[last])
+            tensor for tensor in outputs if self.readers[tensor] or self.kept[tensor] or (takes and tensor == self.first[last])
         }
         self.reads[last], self.need[last], self.takes[last] = read, need_bytes, takes
         self.runs[last] = [member for node in run for member in self.runs[node]]
@@ -179,9 +179,9 @@ class _Web:
         """The problem of a region alone, its exit last, or None where a tensor may die within it or elsewhere, as it happens."""
         members = set(inside)
         before = set().union(*(self.preds[node] for node in inside)) - members
-        made = set().union(*(self.makes[node] for node in inside))
-        lasting = {tensor for tensor in made if self.kept[tensor] or not self.readers[tensor] <= members}
-        for tensor in set().union(*(self.reads[node] for node in inside)) - made:
+        outputs = set().union(*(self.makes[node] for node in inside))
+        lasting = {tensor for tensor in outputs if self.kept[tensor] or not self.readers[tensor] <= members}
+        for tensor in set().union(*(self.reads[node] for node in inside)) - outputs:
             others = self.readers[tensor] - members
             if self.kept[tensor] or not others.isdisjoint(self.succs[inside[-1]]):
                 lasting.add(tensor)  # it lives throughout, and is left out
@@ -192,7 +192,7 @@ class _Web:
                 name=self.problem.names[node],
                 run=[node],
                 makes=sorted(self.makes[node]),
-                reads=sorted(tensor for tensor in self.reads[node] if tensor in made or tensor not in lasting),
+                reads=sorted(tensor for tensor in self.reads[node] if tensor in outputs or tensor not in lasting),
                 before=self.preds[node] & members,
                 takes=[tensor for tensor in self.takes[node] if tensor not in lasting],
                 first=self.first[node],
@@ -242,8 +242,8 @@ def _fuse_pairs(web: _Web, pairs: deque[int], largest: int) -> None:
 def _pairs_of(web: _Web, node: int) -> list[tuple[int, int]]:
     """The pairs with `node` in which one waits for nobody else or nobody else waits for one."""
     before, after = web.preds[node], web.succs[node]
-    found = [(pred, node) for pred in sorted(before) if len(before) == 1 or len(web.succs[pred]) == 1]
-    return found + [(node, succ) for succ in sorted(after) if len(after) == 1 or len(web.preds[succ]) == 1]
+    pairs = [(pred, node) for pred in sorted(before) if len(before) == 1 or len(web.succs[pred]) == 1]
+    return pairs + [(node, succ) for succ in sorted(after) if len(after) == 1 or len(web.preds[succ]) == 1]
 
 
 def _delayed(web: _Web, first: int, second: int) -> tuple[int, list[int]] | None:

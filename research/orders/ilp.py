@@ -69,8 +69,8 @@ class TimeIndexed:
         stats["constraints"] = program.constraints
         if first.status is Status.OPTIMAL:
             return scheduled(problem, first.order, self, bound_bytes=first.lower_bound_bytes, stats=stats)
-        found, least_units = program.solve(self.solver, self.max_seconds, first.order)
-        order = better_order(problem, found, first) if found else first.order
+        solution, least_units = program.solve(self.solver, self.max_seconds, first.order)
+        order = better_order(problem, solution, first) if solution else first.order
         return scheduled(problem, order, self, bound_bytes=units.bytes_of(least_units), stats=stats)
 
 
@@ -78,7 +78,7 @@ class _Plan(NamedTuple):
     """Which variables there are: the steps, from first to last, at which each may be other than 0."""
 
     model: Model
-    held: tuple[Held, ...]  # the model's, and those of no bytes that stand for predecessors
+    tensors: tuple[Held, ...]  # the model's, and those of no bytes that stand for predecessors
     node_steps: tuple[range, ...]  # [n]
     held_steps: tuple[range, ...]  # [held]
     reuses: tuple[Reuse, ...]  # those that depend on the order
@@ -96,17 +96,17 @@ class _Plan(NamedTuple):
 
 
 def _plan(problem: OrderProblem, model: Model, when: Windows, prune: bool) -> _Plan:
-    n, held = problem.node_count, (*model.held, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
+    n, tensors = problem.node_count, (*model.tensors, *(Held(-1, 0, node, waiting, False) for node, waiting in handovers(problem)))
     first, last = when.first.tolist(), when.last.tolist()
     reuses = tuple(reuse for reuse in model.reuses if not reuse.certain)
     if not prune:
-        return _Plan(model, held, (range(n),) * n, (range(n),) * len(held), reuses)
+        return _Plan(model, tensors, (range(n),) * n, (range(n),) * len(tensors), reuses)
     node_steps = tuple(range(first[node], last[node] + 1) for node in range(n))  # (7), (9)
     held_steps = tuple(
         range(first[item.producer] if item.producer >= 0 else 0, n if item.kept else 1 + max(last[reader] for reader in item.readers))
-        for item in held
+        for item in tensors
     )  # (8), (10)
-    return _Plan(model, held, node_steps, held_steps, reuses)
+    return _Plan(model, tensors, node_steps, held_steps, reuses)
 
 
 class _Span(NamedTuple):
@@ -138,9 +138,9 @@ class _Program:
         self.takes = [self._span(self.runs[reuse.node].steps) for reuse in plan.reuses]
         self.peak = self.program.add_integer_variable(lb=peak_range[0], ub=peak_range[1])
         self._one_at_a_time()
-        for item, alive in zip(plan.held, self.alive, strict=True):
+        for item, alive in zip(plan.tensors, self.alive, strict=True):
             self._life(item, alive)
-        position = {item.tensor: index for index, item in enumerate(plan.held)}
+        position = {item.tensor: index for index, item in enumerate(plan.tensors)}
         for reuse, takes in zip(plan.reuses, self.takes, strict=True):
             self._reuse(self.runs[reuse.node], takes, [self.alive[position[tensor]] for tensor, _ in reuse.rivals])
         self._footprint(plan)
@@ -198,8 +198,8 @@ class _Program:
         for step, now in alive.items():
             if step == 0 and item.producer < 0:
                 continue
-            made = self.runs[item.producer].terms(step, -1) if item.producer >= 0 else []
-            self._add([(now, 1), *alive.terms(step - 1, -1), *made], -math.inf, 0)
+            runs = self.runs[item.producer].terms(step, -1) if item.producer >= 0 else []
+            self._add([(now, 1), *alive.terms(step - 1, -1), *runs], -math.inf, 0)
         if item.kept:
             alive.variables[-1].lower_bound = 1.0
 
@@ -215,7 +215,7 @@ class _Program:
         own_units = list(plan.model.own_units)
         for reuse in plan.model.reuses:
             own_units[reuse.node] -= reuse.units * reuse.certain
-        sizes = [*own_units, *(item.units for item in plan.held), *(-reuse.units for reuse in plan.reuses)]
+        sizes = [*own_units, *(item.units for item in plan.tensors), *(-reuse.units for reuse in plan.reuses)]
         for terms in self._by_step(zip((*self.runs, *self.alive, *self.takes), sizes, strict=True)):
             self._add([(self.peak, -1), *terms], -math.inf, 0)
 

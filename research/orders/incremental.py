@@ -138,8 +138,8 @@ def _waist(live_bytes: Bytes, step: int, reach: int) -> int:
 
 def _ordered(problem: OrderProblem, known: _Known, window: _Window, solver: Solver) -> _Known:
     """What is known once `solver` has ordered a window; the order is another one only where its steps there are lower."""
-    found = solver.solve(window.line.interval(window.first, window.last))
-    bound_bytes = max(known.bound_bytes, found.lower_bound_bytes) if window.is_whole else known.bound_bytes
-    if found.status is Status.INFEASIBLE or found.peak_bytes >= known.footprint.peak_bytes:
+    schedule = solver.solve(window.line.interval(window.first, window.last))
+    bound_bytes = max(known.bound_bytes, schedule.lower_bound_bytes) if window.is_whole else known.bound_bytes
+    if schedule.status is Status.INFEASIBLE or schedule.peak_bytes >= known.footprint.peak_bytes:
         return known._replace(bound_bytes=bound_bytes, windows=known.windows + 1)
-    return _known(problem, window.line.replaced(window.first, found.order), bound_bytes, known.windows + 1)
+    return _known(problem, window.line.replaced(window.first, schedule.order), bound_bytes, known.windows + 1)

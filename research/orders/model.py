@@ -75,7 +75,7 @@ class Reuse(NamedTuple):
 class Model(NamedTuple):
     """The numbers of an integer model."""
 
-    held: tuple[Held, ...]
+    tensors: tuple[Held, ...]
     own_units: tuple[int, ...]  # [n] what a node needs while it runs: its workspace, and what it makes that nobody reads or keeps
     reuses: tuple[Reuse, ...]
 

@@ -38,13 +38,13 @@ class AtWaists:
         bounds = [0, *(waists(problem, line) + 1).tolist(), problem.node_count]
         parts = [(first, last) for first, last in pairwise(bounds) if last - first > 1]
         order, is_part = line.order.copy(), np.zeros(problem.node_count, np.bool_)
-        found = solve_once((line.interval(first, last) for first, last in parts), self.inner)
-        for (first, last), answer in zip(parts, found, strict=True):
+        schedules = solve_once((line.interval(first, last) for first, last in parts), self.inner)
+        for (first, last), answer in zip(parts, schedules, strict=True):
             order[first:last] = line.order[first:last][list(answer.order)]
             is_part[first:last] = True
         # A node between two waists that follow each other costs the same in every order.
         alone_bytes = int(footprint_bytes[~is_part].max(initial=0))
-        bound_bytes = max([alone_bytes, *(answer.lower_bound_bytes for answer in found)])
+        bound_bytes = max([alone_bytes, *(answer.lower_bound_bytes for answer in schedules)])
         return scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"parts": len(parts)})
 
 
@@ -87,7 +87,7 @@ class Partitioned:
 
     def solve(self, problem: OrderProblem) -> Schedule:
         """Hot parts as `inner` orders them, cold ones in post-order."""
-        base = min((ReversePostOrder(root).solve(problem) for root in ("inputs", "outputs")), key=lambda found: found.peak_bytes)
+        base = min((ReversePostOrder(root).solve(problem) for root in ("inputs", "outputs")), key=lambda schedule: schedule.peak_bytes)
         line, bounds = self._cut(problem, OrderLine.of(problem, base.order))
         footprint_bytes, solved = simulate(problem, line.order).footprint_bytes, set[int]()
         order, bound_bytes = line.order.copy(), 0
@@ -97,11 +97,11 @@ class Partitioned:
                 break
             first, last = bounds[part], bounds[part + 1]
             solved.add(part)
-            found = self.inner.solve(line.interval(first, last))
+            schedule = self.inner.solve(line.interval(first, last))
             if len(bounds) == 2:
-                bound_bytes = found.lower_bound_bytes
-            if found.peak_bytes < footprint_bytes[first:last].max():
-                order[first:last] = line.order[first:last][list(found.order)]
+                bound_bytes = schedule.lower_bound_bytes
+            if schedule.peak_bytes < footprint_bytes[first:last].max():
+                order[first:last] = line.order[first:last][list(schedule.order)]
                 footprint_bytes = simulate(problem, order).footprint_bytes
         return scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"parts": len(bounds) - 1, "hot": len(solved)})
 

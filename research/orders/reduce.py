@@ -109,12 +109,12 @@ class Reducing:
         for reduction in self.reductions:
             reduced = reduction.apply(smaller)
             smaller, inverses = reduced.problem, [reduced.inverse, *inverses]
-        found = self.inner.solve(smaller)
-        order: ArrayLike = found.order
+        schedule = self.inner.solve(smaller)
+        order: ArrayLike = schedule.order
         for inverse in inverses:
             order = inverse.expand(order)
-        stats: Mapping[str, int] = {**found.stats, "nodes": smaller.node_count}
-        return scheduled(problem, order, self, bound_bytes=found.lower_bound_bytes, stats=stats)
+        stats: Mapping[str, int] = {**schedule.stats, "nodes": smaller.node_count}
+        return scheduled(problem, order, self, bound_bytes=schedule.lower_bound_bytes, stats=stats)
 
 
 class Group(NamedTuple):
@@ -157,10 +157,10 @@ def rebuild(problem: OrderProblem, groups: Sequence[Group], need_bytes: ArrayLik
 
 def _task(group: Group, position: Mapping[int, int], index_of: Mapping[int, int]) -> Task:
     """A group as a task over the tensors that have a place."""
-    made = sorted((tensor for tensor in group.makes if tensor in position), key=lambda tensor: (tensor != group.first, tensor))
+    tensors = sorted((tensor for tensor in group.makes if tensor in position), key=lambda tensor: (tensor != group.first, tensor))
     return Task(
         name=group.name,
-        makes=tuple(position[tensor] for tensor in made),
+        makes=tuple(position[tensor] for tensor in tensors),
         reads=tuple(position[tensor] for tensor in group.reads if tensor in position),
         after=tuple(sorted(index_of[pred] for pred in group.before)),
         takes=tuple((position[tensor], slot) for slot, tensor in enumerate(group.takes) if tensor in position),

@@ -59,18 +59,18 @@ def form_of(problem: OrderProblem) -> Form:
     return Form(digest.digest(), nodes)
 
 
-def _carried(piece: OrderProblem, form: Form, first: OrderProblem, first_form: Form, found: Schedule) -> Schedule:
+def _carried(piece: OrderProblem, form: Form, first: OrderProblem, first_form: Form, schedule: Schedule) -> Schedule:
     """The answer to `first` as one to `part`, which has the same form."""
     if piece is first:
-        return found
+        return schedule
     node_of = np.empty(piece.node_count, np.intp)
     node_of[first_form.nodes] = form.nodes
     more_bytes = piece.resident_bytes - first.resident_bytes
     return replace(
-        found,
-        order=tuple(node_of[list(found.order)].tolist()),
-        peak_bytes=found.peak_bytes + more_bytes,
-        lower_bound_bytes=found.lower_bound_bytes + more_bytes,
+        schedule,
+        order=tuple(node_of[list(schedule.order)].tolist()),
+        peak_bytes=schedule.peak_bytes + more_bytes,
+        lower_bound_bytes=schedule.lower_bound_bytes + more_bytes,
     )
 
 

@@ -59,10 +59,10 @@ class _ReadyList:
 
     def impact(self, node: int) -> tuple[Polynomial, int]:
         """What a node would add to live memory were it to run now, in bytes and in tensors."""
-        made = [tensor for tensor in _row(self._bare.outputs_of, node) if self._left[tensor]]
+        results = [tensor for tensor in _row(self._bare.outputs_of, node) if self._left[tensor]]
         dying = [tensor for tensor in _row(self._bare.reads, node) if self._left[tensor] == 1 and not self._bare.kept[tensor]]
-        pieces = (*(self._bytes[tensor] for tensor in made), *(self._bytes[tensor].scaled(-1) for tensor in dying))
-        return total(pieces), len(made) - len(dying)
+        pieces = (*(self._bytes[tensor] for tensor in results), *(self._bytes[tensor].scaled(-1) for tensor in dying))
+        return total(pieces), len(results) - len(dying)
 
     def _push(self, node: int) -> None:
         """A node that is ready, or whose impact has changed; the entry that it had is passed over later."""

@@ -36,18 +36,18 @@ def coefficients(polynomial: Polynomial, ranges: Mapping[str, Range]) -> NDArray
 
 def elevated(polynomial: Polynomial, ranges: Mapping[str, Range], degrees: Mapping[str, int]) -> NDArray[Any]:
     """The same of at least its own degrees, by axis in the order of `degrees`: for all whole polynomials multiples by the same factor."""
-    found = np.zeros([degree + 1 for degree in degrees.values()], dtype=object)
+    result = np.zeros([degree + 1 for degree in degrees.values()], dtype=object)
     for monomial, each in polynomial.terms:
         powers = dict(monomial)
-        found[tuple(powers.get(name, 0) for name in degrees)] = int(each)
+        result[tuple(powers.get(name, 0) for name in degrees)] = int(each)
     for axis, (name, degree) in enumerate(degrees.items()):
-        found = np.moveaxis(np.tensordot(_change(degree, *ranges[name]), found, axes=([1], [axis])), 0, axis)
-    return found
+        result = np.moveaxis(np.tensordot(_change(degree, *ranges[name]), result, axes=([1], [axis])), 0, axis)
+    return result
 
 
-def corners(found: NDArray[Any]) -> list[int]:
+def corners(table: NDArray[Any]) -> list[int]:
     """Of those coefficients the ones that are multiples of the polynomial's values at the corners of the box."""
-    return [int(found[at]) for at in product(*({0, extent - 1} for extent in found.shape))]
+    return [int(table[at]) for at in product(*({0, extent - 1} for extent in table.shape))]
 
 
 def weights(degree: int, at: int) -> Sequence[int]:

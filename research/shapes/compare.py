@@ -76,10 +76,10 @@ def _sign_of_case(case: _Case, dimensions: Dimensions, left: list[int]) -> Sign:
     name = next((each for each in generators(case.polynomial) if each not in case.ranges), None)
     if name is None:
         return sign_over(case.polynomial, tuple((each, case.ranges[each]) for each in generators(case.polynomial)))
-    found = _meanings(name, dimensions)
-    if found is None or left[0] < 0 or _divides(name, case.polynomial):
+    meanings = _meanings(name, dimensions)
+    if meanings is None or left[0] < 0 or _divides(name, case.polynomial):
         return Sign.UNKNOWN
-    cases = [_Case(replaced(case.polynomial, {name: each.polynomial}), {**case.ranges, **each.ranges}) for each in found]
+    cases = [_Case(replaced(case.polynomial, {name: each.polynomial}), {**case.ranges, **each.ranges}) for each in meanings]
     signs = [_sign_of_case(each, dimensions, left) for each in cases]
     sign = common_sign(signs)
     if sign is not Sign.UNKNOWN or len(signs) == 1:

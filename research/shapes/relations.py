@@ -39,26 +39,26 @@ def equations(graph: Graph, known: ShapeGraph) -> Iterator[Equation]:
 
 def _elements(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """The result has as many elements as the first argument."""
-    for given, made in _ends(node):
-        if given.dtype == made.dtype:  # a view of another type counts otherwise
-            yield product(given.shape), product(made.shape)
+    for given, result in _ends(node):
+        if given.dtype == result.dtype:  # a view of another type counts otherwise
+            yield product(given.shape), product(result.shape)
 
 
 def _same(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """The result is shaped as the first argument."""
-    for given, made in _ends(node):
-        yield from zip(given.shape, made.shape, strict=False)
+    for given, result in _ends(node):
+        yield from zip(given.shape, result.shape, strict=False)
 
 
 def _partners(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """All arguments are broadcast to the shape of the result, or of what is written."""
-    for made in node.results[:1]:
+    for result in node.results[:1]:
         for given in node.inputs:
-            yield from _broadcast(given, made, known)
+            yield from _broadcast(given, result, known)
 
 
-def _broadcast(given: Value, made: Value, known: ShapeGraph) -> Iterator[Pair]:
-    for one, other in zip(reversed(given.shape), reversed(made.shape), strict=False):
+def _broadcast(given: Value, result: Value, known: ShapeGraph) -> Iterator[Pair]:
+    for one, other in zip(reversed(given.shape), reversed(result.shape), strict=False):
         over = Polynomial.of(known.simplified(one)) - number(2)
         if sign_of(over, known.dimensions) in (Sign.NOT_NEGATIVE, Sign.ZERO):
             yield one, other
@@ -72,45 +72,45 @@ def _matrices(first: int, second: int, broadcast: bool = False) -> Rule:
         if one is None or two is None or len(one.shape) < 2 or len(one.shape) != len(two.shape):
             return
         yield one.shape[-1], two.shape[-2]
-        for made in node.outputs[:1]:
-            if made is not None:
-                yield from zip((one.shape[-2], two.shape[-1]), made.shape[-2:], strict=True)
-                yield from chain(*(zip(each.shape[:-2], made.shape, strict=False) for each in (one, two) if not broadcast))
+        for result in node.outputs[:1]:
+            if result is not None:
+                yield from zip((one.shape[-2], two.shape[-1]), result.shape[-2:], strict=True)
+                yield from chain(*(zip(each.shape[:-2], result.shape, strict=False) for each in (one, two) if not broadcast))
 
     return rule
 
 
 def _permuted(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Extents in another order: `permute` says it, `transpose` and `t` exchange two."""
-    for given, made in _ends(node):
-        rank, said = len(given.shape), [arg for arg in node.args[1:] if isinstance(arg, int)]
+    for given, result in _ends(node):
+        rank, axes = len(given.shape), [arg for arg in node.args[1:] if isinstance(arg, int)]
         positions = list(range(rank))
         if functional_base(node.op) == "aten.permute":
             positions = [each % rank for each in _tuple(node.args[1] if len(node.args) > 1 else None) if isinstance(each, int)]
         elif rank > 1:
-            one, two = (each % rank for each in (said if len(said) == 2 else (0, 1)))
+            one, two = (each % rank for each in (axes if len(axes) == 2 else (0, 1)))
             positions[one], positions[two] = positions[two], positions[one]
-        if len(positions) == len(made.shape):
-            yield from ((given.shape[position], extent) for position, extent in zip(positions, made.shape, strict=True))
+        if len(positions) == len(result.shape):
+            yield from ((given.shape[position], extent) for position, extent in zip(positions, result.shape, strict=True))
 
 
 def _joined(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Tensors end to end: one extent is the sum, the others are equal."""
-    exprs, made = [each for each in _tuple(node.args[0]) if isinstance(each, Value)], node.outputs[0]
-    if made is None or not made.shape or any(len(each.shape) != len(made.shape) for each in exprs):
+    exprs, result = [each for each in _tuple(node.args[0]) if isinstance(each, Value)], node.outputs[0]
+    if result is None or not result.shape or any(len(each.shape) != len(result.shape) for each in exprs):
         return
-    said = node.args[1] if len(node.args) > 1 else 0
-    axis = said % len(made.shape) if isinstance(said, int) else 0
-    yield sum((each.shape[axis] for each in exprs[1:]), start=exprs[0].shape[axis]), made.shape[axis]
+    dim = node.args[1] if len(node.args) > 1 else 0
+    axis = dim % len(result.shape) if isinstance(dim, int) else 0
+    yield sum((each.shape[axis] for each in exprs[1:]), start=exprs[0].shape[axis]), result.shape[axis]
     for each in exprs:
-        yield from ((each.shape[position], extent) for position, extent in enumerate(made.shape) if position != axis)
+        yield from ((each.shape[position], extent) for position, extent in enumerate(result.shape) if position != axis)
 
 
 def _looked_up(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Rows of a table by number: [v, d] by [..] is [.., d]."""
-    table, positions, made = _tensor(node, 0), _tensor(node, 1), node.outputs[0]
-    if table is not None and positions is not None and made is not None:
-        yield from zip((*positions.shape, *table.shape[1:]), made.shape, strict=False)
+    table, positions, result = _tensor(node, 0), _tensor(node, 1), node.outputs[0]
+    if table is not None and positions is not None and result is not None:
+        yield from zip((*positions.shape, *table.shape[1:]), result.shape, strict=False)
 
 
 def _labelled(node: Node, known: ShapeGraph) -> Iterator[Pair]:
@@ -122,18 +122,18 @@ def _labelled(node: Node, known: ShapeGraph) -> Iterator[Pair]:
 
 def _attention(node: Node, known: ShapeGraph) -> Iterator[Pair]:
     """Queries [.., n, d], keys [.., k, d] and values [.., k, e] give [.., n, e]."""
-    query, key, value, made = _tensor(node, 0), _tensor(node, 1), _tensor(node, 2), node.outputs[0]
-    if query is None or key is None or value is None or made is None:
+    query, key, value, result = _tensor(node, 0), _tensor(node, 1), _tensor(node, 2), node.outputs[0]
+    if query is None or key is None or value is None or result is None:
         return
     yield from ((query.shape[0], key.shape[0]), (key.shape[0], value.shape[0]), (key.shape[-2], value.shape[-2]))
-    yield from ((query.shape[-1], key.shape[-1]), (query.shape[0], made.shape[0]), (query.shape[-2], made.shape[-2]))
+    yield from ((query.shape[-1], key.shape[-1]), (query.shape[0], result.shape[0]), (query.shape[-2], result.shape[-2]))
 
 
 def _ends(node: Node) -> Iterator[tuple[Value, Value]]:
     """The first argument and the first result, where both are tensors."""
-    given, made = _tensor(node, 0), node.outputs[0] if node.outputs else None
-    if given is not None and made is not None:
-        yield given, made
+    given, result = _tensor(node, 0), node.outputs[0] if node.outputs else None
+    if given is not None and result is not None:
+        yield given, result
 
 
 def _tensor(node: Node, position: int) -> Value | None:

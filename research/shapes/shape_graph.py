@@ -17,10 +17,10 @@ def shape_graph(graph: Graph) -> ShapeGraph:
     """
     known = ShapeGraph(graph.dimensions, {}, ())
     while True:
-        found = solved(equations(graph, known), graph.dimensions)
-        if len(found.dimensions) >= len(known.dimensions):
-            return found
-        known = found
+        result = solved(equations(graph, known), graph.dimensions)
+        if len(result.dimensions) >= len(known.dimensions):
+            return result
+        known = result
 
 
 def simplified(graph: Graph) -> Graph:

@@ -38,8 +38,8 @@ class Sign(enum.Enum):
 
 def common_sign(signs: Iterable[Sign]) -> Sign:
     """What holds wherever one of several does, nobody knows which."""
-    found = set(signs) - {Sign.ZERO}
-    return found.pop() if len(found) == 1 else Sign.UNKNOWN if found else Sign.ZERO
+    distinct = set(signs) - {Sign.ZERO}
+    return distinct.pop() if len(distinct) == 1 else Sign.UNKNOWN if distinct else Sign.ZERO
 
 
 @lru_cache(maxsize=65536)
@@ -90,11 +90,11 @@ def _from_least(polynomial: Polynomial, box: Mapping[str, Range]) -> Polynomial:
 
 def _bernstein(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign | None:
     """What Bernstein coefficients say over the whole box; None where more may be found by looking closer."""
-    found = coefficients(polynomial, box)
-    if found is None:
+    values = coefficients(polynomial, box)
+    if values is None:
         return Sign.UNKNOWN
-    sign = _sign_of_numbers(found.flat)
-    if sign is Sign.UNKNOWN and _sign_of_numbers(corners(found)) is not Sign.UNKNOWN:
+    sign = _sign_of_numbers(values.flat)
+    if sign is Sign.UNKNOWN and _sign_of_numbers(corners(values)) is not Sign.UNKNOWN:
         return None
     return sign
 
@@ -108,10 +108,10 @@ def _by_factors(polynomial: Polynomial, ranges: Ranges) -> Sign:
         return Sign.UNKNOWN
     sign = _sign_of_numbers([leading])
     for factor, power in factors:
-        found = Sign.NOT_NEGATIVE if power % 2 == 0 else sign_over(_of_terms(names, factor.terms()), ranges)
-        if found is Sign.UNKNOWN or found is Sign.ZERO:
-            return found
-        sign = sign if found is Sign.NOT_NEGATIVE else sign.reversed()
+        factor_sign = Sign.NOT_NEGATIVE if power % 2 == 0 else sign_over(_of_terms(names, factor.terms()), ranges)
+        if factor_sign is Sign.UNKNOWN or factor_sign is Sign.ZERO:
+            return factor_sign
+        sign = sign if factor_sign is Sign.NOT_NEGATIVE else sign.reversed()
     return sign
 
 
@@ -126,10 +126,10 @@ def _by_boxes(polynomial: Polynomial, box: Mapping[str, Range]) -> Sign:
     pending, seen, boxes = [dict(box)], {Sign.ZERO}, 0
     while pending:
         expr, boxes = pending.pop(), boxes + 1
-        found = coefficients(polynomial, expr)
-        if found is None or boxes > _MOST_BOXES:
+        values = coefficients(polynomial, expr)
+        if values is None or boxes > _MOST_BOXES:
             return Sign.UNKNOWN
-        sign, exact = _sign_of_numbers(found.flat), _sign_of_numbers(corners(found))
+        sign, exact = _sign_of_numbers(values.flat), _sign_of_numbers(corners(values))
         seen.add(exact)
         if common_sign(seen) is Sign.UNKNOWN:
             return Sign.UNKNOWN

@@ -51,10 +51,10 @@ def test_an_arena_that_was_let_go_changes_no_number():
             with pytest.raises(IndexError) as told:
                 step(x, wrong)
             held.append(told)
-            assert step.arena.held > 0
+            assert step.arena.live_tensors > 0
         if turn in (0, 3, 5):
             step.empty_arena(), step.empty_arena()
-            assert (step.arena.taken_bytes, step.arena.held) == (0, 0)
+            assert (step.arena.taken_bytes, step.arena.live_tensors) == (0, 0)
         found.append(step(x, right)), expected.append(plain(x, right))
     assert torch.equal(torch.stack(found), torch.stack(expected))
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):

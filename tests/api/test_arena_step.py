@@ -41,7 +41,7 @@ def test_training_is_eagers_and_everything_but_the_loss_is_served():
     assert report.recorded_steps == 2  # the first step makes the optimizer's state, and has requests of its own
     assert report.served_steps == 3
     assert report.last.outliving == 1
-    assert report.last.served == report.last.asked - 1
+    assert report.last.served == report.last.requests - 1
     assert report.served_share > 0.999
     assert report.planned_bytes >= report.lower_bound_bytes > 0
     assert str(report).startswith("arena of 0.")
@@ -68,7 +68,7 @@ def test_inference_hands_out_nothing_of_the_arena():
     for turn, result in enumerate(results):
         assert torch.equal(result, model(batch + turn))
     assert step.arena.last.outliving == 1
-    assert step.arena.held == 0
+    assert step.arena.live_tensors == 0
 
 
 def test_losses_that_are_kept_keep_their_values():
@@ -184,7 +184,7 @@ def test_an_error_inside_a_step(keeps: bool):
     kept = []
     for turn in range(6):
         assert torch.equal(step(x, right), plain(x, right))
-        assert (step.arena.held > 0) == (step.arena.last.occupied > 0) == bool(kept)
+        assert (step.arena.live_tensors > 0) == (step.arena.last.occupied > 0) == bool(kept)
         if turn in (2, 3):
             with pytest.raises(IndexError) as told:
                 step(x, wrong)
@@ -192,13 +192,13 @@ def test_an_error_inside_a_step(keeps: bool):
                 kept.append(told)
             del told
             gc.collect()
-    assert (step.arena.held > 0) == keeps
+    assert (step.arena.live_tensors > 0) == keeps
     kept.clear()
     gc.collect()
-    assert step.arena.held == 0
+    assert step.arena.live_tensors == 0
     for _ in range(3):
         assert torch.equal(step(x, right), plain(x, right))
-    assert step.arena.last.served == step.arena.last.asked - 1
+    assert step.arena.last.served == step.arena.last.requests - 1
 
 
 def test_a_step_that_runs_other_kernels_computes_the_same():
@@ -241,7 +241,7 @@ def test_what_an_operator_keeps_is_not_overwritten():
         assert torch.equal(step(x + turn), ((x + turn) * 2 + 1).tanh().sum())
     kept = _STASH[1:]
     _STASH.clear()
-    assert step.arena.held == 1  # the second time its place was taken, and then it was recorded as outliving
+    assert step.arena.live_tensors == 1  # the second time its place was taken, and then it was recorded as outliving
     for turn, tensor in enumerate(kept):
         assert torch.equal(tensor, (x + turn) * 2)
 
@@ -271,7 +271,7 @@ def test_each_buffer_of_a_planned_step_keeps_its_contents_from_birth_to_death():
 
     for _ in range(3):
         _, counts = own._allocator.serve(own._region, track.script, replay)
-        assert counts.served == counts.asked - 1 > 100
+        assert counts.served == counts.requests - 1 > 100
 
 
 def test_the_peak_is_measured_as_without_an_arena():
@@ -280,7 +280,7 @@ def test_the_peak_is_measured_as_without_an_arena():
     for _ in range(3):
         step(*batch), plain(*batch)
     assert step.measure(*batch) == plain.measure(*batch)
-    assert step.arena.last.served == step.arena.last.asked - 1
+    assert step.arena.last.served == step.arena.last.requests - 1
 
 
 def test_steps_recaptured_between_share_the_arena():
@@ -298,7 +298,7 @@ def test_varied_batches_are_served():
     step = lowtide.optimize(model, rows(), loss=squares, optimizer=sgd(model), run=lowtide.Run(arena="always"))
     for turn in range(5):
         step(*varied(rows(), turn))
-    assert step.arena.last.served == step.arena.last.asked - 1
+    assert step.arena.last.served == step.arena.last.requests - 1
 
 
 def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):

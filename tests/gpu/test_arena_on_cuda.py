@@ -93,7 +93,7 @@ def test_what_is_allocated_is_the_arena_and_what_outlives_a_step(workload):
     held = [step(*batch) for _ in range(3)]
     arena = step.arena
     assert (arena.recorded_steps, arena.served_steps, arena.absent) == (2, 1, "")
-    assert arena.last.served == arena.last.asked - arena.last.outliving > 0
+    assert arena.last.served == arena.last.requests - arena.last.outliving > 0
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     held.append(step(*batch))
@@ -159,7 +159,7 @@ def test_a_tensor_used_on_another_stream_is_waited_for():
     with torch.cuda.stream(side):  # the arena moves with the caller
         side.wait_stream(torch.cuda.default_stream())
         assert step(x).shape == y.shape
-    assert (step.arena.served_steps, step.arena.held) == (3, 0)
+    assert (step.arena.served_steps, step.arena.live_tensors) == (3, 0)
     assert torch.cuda.memory_snapshot() is not None
 
 

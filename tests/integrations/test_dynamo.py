@@ -77,7 +77,7 @@ def trained(kind: Any, with_backend: Any, twice: bool = False, **options: Any) -
 def test_computes_what_aot_eager_does(kind: Any, twice: bool, options: dict[str, Any]):
     plans: list[Plan] = []
     expected = trained(kind, "aot_eager", twice)
-    found = trained(kind, backend, twice, workspaces=False, told=plans.append, **options)
+    found = trained(kind, backend, twice, workspaces=False, plan_callback=plans.append, **options)
     assert not (told := differences(expected, found)), "\n".join(told[:8])
     assert plans
 
@@ -85,7 +85,7 @@ def test_computes_what_aot_eager_does(kind: Any, twice: bool, options: dict[str,
 def test_the_peak_is_within_the_limit():
     torch._dynamo.reset()
     model, plans, x = Loss(), list[Plan](), torch.randn(512, 32)
-    compiled = torch.compile(model, backend=backend, dynamic=False, options={"memory": "70%", "told": plans.append})
+    compiled = torch.compile(model, backend=backend, dynamic=False, options={"memory": "70%", "plan_callback": plans.append})
 
     def step() -> None:
         compiled(x).backward()
@@ -107,7 +107,7 @@ def test_sizes_that_vary_are_refused():
 def test_an_option_that_is_none_is_refused():
     torch._dynamo.reset()
     compiled = torch.compile(Net(), backend=backend, options={"budget": "60%"})
-    with pytest.raises(Exception, match="expects memory, latency, effort, workspaces, told; got 'budget'"):
+    with pytest.raises(Exception, match="expects memory, latency, effort, workspaces, plan_callback; got 'budget'"):
         compiled(torch.randn(8, 32))
 
 

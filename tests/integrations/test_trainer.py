@@ -39,7 +39,7 @@ def test_accumulates_clips_and_schedules_as_trainer(tmp_path: Path):
     """Five batches in threes: the last update has two."""
     done = both(tmp_path, {"gradient_accumulation_steps": 3, "num_train_epochs": 2, "lr_scheduler_type": "cosine"})
     assert done.state.global_step == 4
-    assert sorted(done._steps.made) == [2, 3]
+    assert sorted(done._steps.by_count) == [2, 3]
 
 
 def test_lengths_that_vary_in_bfloat16(tmp_path: Path):
@@ -50,12 +50,12 @@ def test_lengths_that_vary_in_bfloat16(tmp_path: Path):
 def test_ranges_that_are_said_once_for_every_batch(tmp_path: Path):
     said = {"input_ids": {1: ("length", 2, 16)}, "labels": {1: "length"}, "attention_mask": {1: "length"}}
     done = both(tmp_path, {"gradient_accumulation_steps": 2}, {"dynamic": said}, varying=True)
-    assert any("length_1" in line for line in done._steps.made[2].ranges)
+    assert any("length_1" in line for line in done._steps.by_count[2].ranges)
 
 
 def test_a_limit_holds_for_every_update(tmp_path: Path):
     done = both(tmp_path, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0}, {"memory": "80%"})
-    two = done._steps.made
+    two = done._steps.by_count
     most = int(0.8 * two[2].plan.eager_peak_bytes)
     assert [step.plan.peak_bytes <= most for step in two.values()] == [True, True]
 

@@ -61,7 +61,7 @@ def test_what_costs_no_time_is_done_without_a_limit(graph):
     assert not plain.algebra
     assert any(node.op.startswith(OWN) for node in plan.graph.nodes)
     (report,) = plan.algebra
-    assert (report.rule, len(report.held)) == ("dropout's masks as bits", 2)
+    assert (report.rule, len(report.storages)) == ("dropout's masks as bits", 2)
     assert report.held_bytes == 64 * (512 + 64) * 4 * 31 // 32
     assert 0 < report.peak_bytes <= report.held_bytes
     assert report.peak_bytes >= plain.peak_bytes - plan.peak_bytes > 0

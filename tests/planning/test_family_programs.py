@@ -126,7 +126,7 @@ def test_what_is_promised_in_between_is_near_what_is_measured_there(planner):
 def test_the_short_way_to_an_ordering_problem_leads_where_the_long_one_does(planner):
     for ranged in planner.programs[0]:
         for length in (13, 64, 128):
-            candidate = ranged.made({"length": length})
+            candidate = ranged.uncached_at({"length": length})
             found, expected = candidate.order_problem(8), order_problem(candidate.graph, candidate.workspace_bytes, round_to=8)
             for name in (each.name for each in fields(expected)):
                 assert np.array_equal(getattr(found, name), getattr(expected, name)), name

@@ -25,7 +25,7 @@ from tests.sequences import RULES, linked, stored_chain
 def choices(moment: Crossing) -> list[tuple[int, float]]:
     """(bytes kept, time) of every choice: each tensor that was made before is kept, made again, or not there."""
     problem, base = moment.problem, moment.problem.problem
-    tensors, found = np.flatnonzero(moment.made).tolist(), []
+    tensors, found = np.flatnonzero(moment.present).tolist(), []
     for ways in product(("kept", "again", "away"), repeat=len(tensors)):
         there = {tensor: way for tensor, way in zip(tensors, ways, strict=True) if way != "away"}
         runs = {int(base.producer[tensor]) for tensor, way in there.items() if way == "again"}

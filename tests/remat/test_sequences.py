@@ -99,7 +99,7 @@ def test_a_rule_that_may_look_only_so_often_finds_the_same_or_nothing(made, shar
     base = np.array(order, np.int32)
     limit = case.resident_bytes + int(share * (cost_of(problem, base).peak_bytes - case.resident_bytes))
     found = evict(problem, base, limit)
-    with mock.patch.multiple(eviction, _LOOKS=looks, _LOOKS_A_STEP=0):
+    with mock.patch.multiple(eviction, _VISITS=looks, _VISITS_A_STEP=0):
         hurried = evict(problem, base, limit)
     assert hurried is None or hurried.sequence.tolist() == found.sequence.tolist()
 
@@ -149,9 +149,9 @@ def test_a_rule_that_looks_without_end_gives_up():
     problem = RematProblem.of(graph, [1.0] * len(graph.nodes))
     base = problem.sequence_of(range(len(graph.nodes)))
     limit = cost_of(problem, base).peak_bytes // 4
-    with mock.patch.multiple(eviction, _LOOKS=1000, _LOOKS_A_STEP=0):
+    with mock.patch.multiple(eviction, _VISITS=1000, _VISITS_A_STEP=0):
         assert evict(problem, base, limit) is None
-    with mock.patch.multiple(eviction, _LOOKS=0, _LOOKS_A_STEP=200):
+    with mock.patch.multiple(eviction, _VISITS=0, _VISITS_A_STEP=200):
         assert evict(problem, base, limit) is not None
 
 

@@ -61,7 +61,7 @@ def test_the_bits_are_the_same_and_less_is_held(rule, dtype):
     assert [each.rule for each in done.applied] == [rule]
     check_graph(done.graph)
     place = done.applied[0].place
-    assert place.now is None or place.now is place.held or place.now.nbytes < place.held.nbytes
+    assert place.now is None or place.now is place.storage or place.now.nbytes < place.storage.nbytes
     for seed in range(3):
         inputs = odd_inputs(graph, torch.Generator().manual_seed(seed))
         for ours, eager in zip(run(done.graph, inputs, seed), run(graph, inputs, seed), strict=True):
@@ -241,7 +241,7 @@ def test_indices_of_all_kinds(name, shape):
     done = rewrite(graph, [NAMES["indices and labels in fewer bytes"]])
     check_graph(done.graph)
     assert done.applied
-    assert all(each.place.now.nbytes <= each.place.held.nbytes // 4 for each in done.applied)
+    assert all(each.place.now.nbytes <= each.place.storage.nbytes // 4 for each in done.applied)
     inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
     for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
         assert same_bits(ours, eager)
@@ -254,7 +254,7 @@ def test_labels_that_the_batch_holds_in_fewer_bytes_are_converted_again():
     done = rewrite(graph, [NAMES["indices and labels in fewer bytes"]])
     check_graph(done.graph)
     (applied,) = done.applied
-    assert (applied.place.held.nbytes, applied.place.now) == (8 * 300, None)
+    assert (applied.place.storage.nbytes, applied.place.now) == (8 * 300, None)
     inputs = odd_inputs(graph, torch.Generator().manual_seed(1))
     for ours, eager in zip(run(done.graph, inputs), run(graph, inputs), strict=True):
         assert same_bits(ours, eager)

@@ -45,7 +45,7 @@ def test_the_same_requests_lie_at_their_offsets(allocator: Allocator):
 
     where, counts = allocator.serve(region, script, call)
     assert where == [0, 128, 0]
-    assert (counts.asked, counts.asked_bytes, counts.served, counts.served_bytes, counts.outliving) == (4, 530, 3, 480, 1)
+    assert (counts.requests, counts.request_bytes, counts.served, counts.served_bytes, counts.outliving) == (4, 530, 3, 480, 1)
     assert not counts.deviates
     assert region.live == 0
 
@@ -67,7 +67,7 @@ def test_no_two_tensors_share_a_byte_whatever_is_asked_for(data: st.DataObject, 
     for _ in range(3):
         deviating = data.draw(deviations(schedule))
         _, counts = allocator.serve(region, script, lambda deviating=deviating: (tensors.run(deviating), tensors.check()))
-        assert counts.asked == counts.served + counts.outliving + counts.unexpected + counts.occupied
+        assert counts.requests == counts.served + counts.outliving + counts.unexpected + counts.occupied
         tensors.alive = tensors.alive[: data.draw(st.integers(0, 3))]
     assert region.live <= len(tensors.alive)
     tensors.clear()
@@ -149,5 +149,5 @@ def test_a_block_within_a_block_is_refused_and_can_be_taken_aside(allocator: All
         return found
 
     found, counts = allocator.serve(region, script, call)
-    assert (counts.asked, counts.elsewhere) == (1, 1)  # what is recorded belongs to somebody
+    assert (counts.requests, counts.elsewhere) == (1, 1)  # what is recorded belongs to somebody
     assert found.size_bytes.tolist() == [60]

@@ -43,7 +43,7 @@ def test_threads_that_let_go_and_ask_while_a_step_runs_disturb_nobody(allocator:
 
         _, counts = allocator.serve(region, script, call)
         others.clear()
-        assert (counts.asked, counts.elsewhere, counts.elsewhere_bytes) == (200, 100, 12800)
+        assert (counts.requests, counts.elsewhere, counts.elsewhere_bytes) == (200, 100, 12800)
         assert counts.served + counts.occupied == 200
         assert region.live == 0
 

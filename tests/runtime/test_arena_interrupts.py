@@ -88,7 +88,7 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_begun(allocator: Allocat
         for _ in range(3):
             assert arena.run("program", step) == [_BYTES]
         assert not arena.runs_without, f"after an interrupt at instruction {at}"
-        assert (arena.counts.asked, arena.counts.served, arena.counts.elsewhere, arena.held) == (1, 1, 0, 0)
+        assert (arena.counts.requests, arena.counts.served, arena.counts.elsewhere, arena.live_tensors) == (1, 1, 0, 0)
         other, counts = allocator.record(lambda: allocator.aside(step))
         assert other == [_BYTES]
         assert counts.size_bytes.tolist() == []
@@ -123,7 +123,7 @@ def test_another_programs_plan_that_is_interrupted_leaves_the_first_one_its_aren
         (arena,) = arenas
         for call in (step, larger):
             arena.run(call, call)
-            assert (arena.counts.asked, arena.counts.served) == (1, 1)
+            assert (arena.counts.requests, arena.counts.served) == (1, 1)
 
 
 def test_what_is_served_cannot_fail_for_want_of_memory(tmp_path: Path):

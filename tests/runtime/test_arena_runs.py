@@ -104,7 +104,7 @@ class TestArena:
             (result,) = arena.run("program", lambda: [empty(100).fill_(1) + empty(100).fill_(2)])
             assert (result == 3).all()
         assert (arena.recorded_runs, arena.served_runs, arena.nbytes, arena.lower_bound_bytes) == (1, 3, 256, 256)
-        assert (arena.counts.asked, arena.counts.served, arena.counts.outliving, arena.held) == (3, 2, 1, 0)
+        assert (arena.counts.requests, arena.counts.served, arena.counts.outliving, arena.live_tensors) == (3, 2, 1, 0)
 
     def test_programs_share_the_arena_which_grows(self, allocator: Allocator):
         arena = Arena(allocator, FirstFit.of)
@@ -158,7 +158,7 @@ class TestArena:
         arena.run("program", call)
         for number in (2, 3):
             whole, part, three = arena.run("program", call)
-            assert not arena.held
+            assert not arena.live_tensors
             assert three == 3
             assert whole.is_conj()
             assert whole.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
@@ -193,7 +193,7 @@ class TestArena:
             arena.run("program", call)
         assert dict(arena.runs_without) == {"the same step was running": 3}
         assert dict(other.runs_without) == {"within another step": 3}
-        assert (arena.counts.asked, arena.counts.served, arena.counts.elsewhere) == (1, 1, 2)
+        assert (arena.counts.requests, arena.counts.served, arena.counts.elsewhere) == (1, 1, 2)
 
     def test_a_run_that_fails_is_no_recording_and_no_deviation(self, allocator: Allocator):
         arena = Arena(allocator, FirstFit.of)

@@ -286,7 +286,7 @@ class RangeMaker:
 
     def _is_for_now(self, family: RangeFamily, leaves: Sequence[Any]) -> bool:
         """Whether one of the programs is that for what the caller holds now."""
-        now = self.capturing.caller.look(leaves)
+        now = self.capturing.caller.view(leaves)
         facts = Facts(now.read)
         return any(variant.fits(now, facts) for variant in reversed(family.variants))
 

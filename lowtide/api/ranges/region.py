@@ -69,7 +69,7 @@ class RangePart:
         timed: bool,
     ) -> RangePart:
         """The same with what was saved for these programs: nothing is measured. Raises FormatError where that is not for them."""
-        planner = planner_of(saved, [(each.graph, each.held) for each in captured], request, limited=timed)
+        planner = planner_of(saved, [(each.graph, each.held_storages) for each in captured], request, limited=timed)
         return cls(captured, _fixed(captured, point), premises, planner, timed)
 
     def timed(self, machine: Machine, trains: bool, *, exact: bool) -> RangePart:

@@ -17,7 +17,7 @@ from lowtide.api.saved.archive import Result, result_of
 from lowtide.api.saved.check import check
 from lowtide.base import fields
 from lowtide.cpu.build.executable import LoadedNetwork
-from lowtide.cpu.build.region import held, placing_as
+from lowtide.cpu.build.region import loaded_region, placing_as
 from lowtide.cpu.network import Placing
 from lowtide.errors import CheckError, FormatError, StepError
 from lowtide.ir.bodies import Region, is_region
@@ -129,7 +129,7 @@ def _held(region: Region, given: dict[Value, Any], placing: Placing) -> LoadedNe
     """Raises FormatError for what kernels cannot be generated for after all."""
     try:
         fixed = [given[value] for value in (region.node.args[at] for at in region.fixed) if isinstance(value, Value)]
-        return held(region, fixed, placing)
+        return loaded_region(region, fixed, placing)
     except (NativeError, FormatError):
         raise
     except (ValueError, TypeError, KeyError, IndexError, CheckError, ArithmeticError, RuntimeError) as error:

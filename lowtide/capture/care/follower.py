@@ -31,10 +31,10 @@ from lowtide.base.places import (
     answers,
     attributes,
     behind,
-    held,
     in_context,
     is_slot,
     referred,
+    static_attribute,
 )
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, differ, is_constant, is_plain, moves, pieces, put_back
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
@@ -90,8 +90,8 @@ class Follower:
         for kind in {type(module) for model in models for module in model.modules()}:
             for base in _users_bases(kind):
                 self._note_numbers(base)
-        for found in (*functions, *tables):
-            self._follow(found) if callable(found) else self._follow_code(found)
+        for root in (*functions, *tables):
+            self._follow(root) if callable(root) else self._follow_code(root)
         for each in self._optimizers:
             self._follow(each)
             self._follow(type(each).step)
@@ -112,13 +112,13 @@ class Follower:
 
     def memos(self, summed: Container[tuple[int, str]] = ()) -> tuple[Memo, ...]:
         """The numbers and texts that the program has read and put others in the places of, but for the `summed` attributes."""
-        found = []
+        memos = []
         for key, place in self._places.items():
             old, new = self._before[key], place.now()
             writes = isinstance(place.holder, (types.CellType, dict, nn.Module, type)) or key in self._written
             if writes and key not in summed and issubclass(type(new), PLAIN) and differ(old, new):
-                found.append(Memo(place, old, new, changed_each_time(f"{place} was {old!r} and is {new!r}")))
-        return tuple(found)
+                memos.append(Memo(place, old, new, changed_each_time(f"{place} was {old!r} and is {new!r}")))
+        return tuple(memos)
 
     def refilled(self) -> str:
         """What the program has put into containers that it does not read, in words; "" where that is nothing.
@@ -153,8 +153,8 @@ class Follower:
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        found = [(item, name, held(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
-        return [(item, name, now) for item, name, now in found if is_constant(now) and self.only_writes(item, name)]
+        entries = [(item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
+        return [(item, name, now) for item, name, now in entries if is_constant(now) and self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
@@ -215,7 +215,7 @@ class Follower:
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
         if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
-            self._follow_code(held(item, name))  # the rest of the model's is looked at elsewhere
+            self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
             return
         if isinstance(item, torch.optim.Optimizer) and id(item) not in self._followed:  # the twin whose step is traced
             for each in self._optimizers if name not in _OF_ALL_OPTIMIZERS else ():
@@ -226,13 +226,13 @@ class Follower:
             return
         if (id(item), name) not in self._written and by_user:
             self.note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
-        self._follow(held(item, name))
+        self._follow(static_attribute(item, name))
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
         if id(item) in self._followed or is_slot(item, name):
             own = attributes(item)
-            before = held(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
+            before = static_attribute(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
             self._written.setdefault((id(item), name), (item, before))
 
     def note(self, holder: Any, name: str, text: str, line: str = "") -> None:
@@ -247,8 +247,8 @@ class Follower:
         for module, line in self._imports:
             self._of_import(module, line)
         for function, before in self._functions:
-            asked = (name for name in self._asked if not hasattr(types.FunctionType, name))  # `__eq__` is another object at each look
-            for name in sorted({*(before.keys() & self._words), *asked}):
+            optional = (name for name in self._asked if not hasattr(types.FunctionType, name))  # `__eq__` is another object at each look
+            for name in sorted({*(before.keys() & self._words), *optional}):
                 self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
         for cls, numbers in self._numbers.items():
             for name, item in vars(cls).items():
@@ -257,8 +257,8 @@ class Follower:
                     self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
         for cached in self._caches:
             name = getattr(cached, "__qualname__", type(cached.__wrapped__).__name__)  # of a partial
-            for key in (found := answers(cached)):
-                self.note(found, key, f"an answer that {name} remembers", cached.__module__)
+            for key in (memory := answers(cached)):
+                self.note(memory, key, f"an answer that {name} remembers", cached.__module__)
 
     # What leads to what.
 
@@ -390,10 +390,10 @@ class Follower:
         for name, chain, line in (each for piece in codes(code) for each in named(piece)):
             at = f"{code.co_filename}:{line}"
             if name in cells:
-                found = Position.of(cells[name], name, "", "").now()
+                item = Position.of(cells[name], name, "", "").now()
             elif name in table:
                 self.note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", at)
-                self._follow(found := table[name])
+                self._follow(item := table[name])
             elif name.startswith(IMPORT):
                 module = name.removeprefix(IMPORT)
                 for each in (module, f"{table.get('__package__')}.{module}"):
@@ -402,25 +402,25 @@ class Follower:
                 continue
             else:
                 continue
-            self._of_chain(found, chain, at)
+            self._of_chain(item, chain, at)
 
     def _of_import(self, name: str, line: str) -> None:
         if isinstance(module := sys.modules.get(name), types.ModuleType):
             for each in sorted(vars(module).keys() & self._words):
                 self._of_chain(module, (each,), line)
 
-    def _of_chain(self, found: Any, chain: tuple[str, ...], line: str) -> None:
+    def _of_chain(self, item: Any, chain: tuple[str, ...], line: str) -> None:
         """Attributes of modules, classes and the user's functions, which say nothing of who reads them."""
         for name in chain:
-            if not isinstance(found, (types.ModuleType, type)) and not (isinstance(found, types.FunctionType) and is_users(found)):
+            if not isinstance(item, (types.ModuleType, type)) and not (isinstance(item, types.FunctionType) and is_users(item)):
                 return
-            users = isinstance(found, types.FunctionType) or _is_of_users(found)
-            self.note(found, name, f"attribute {name!r} of {found.__name__}", line)
-            found = held(found, name)
-            if users or isinstance(found, Mapping):
-                self._follow(found)
-            elif attributes(found) is not ABSENT:
-                self._closed.append(found)  # what libraries keep in their objects is theirs
+            users = isinstance(item, types.FunctionType) or _is_of_users(item)
+            self.note(item, name, f"attribute {name!r} of {item.__name__}", line)
+            item = static_attribute(item, name)
+            if users or isinstance(item, Mapping):
+                self._follow(item)
+            elif attributes(item) is not ABSENT:
+                self._closed.append(item)  # what libraries keep in their objects is theirs
 
 
 def _users_bases(cls: type) -> Iterator[type]:

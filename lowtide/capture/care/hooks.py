@@ -72,8 +72,8 @@ class _Watch:
 
         @functools.wraps(hook, updated=())
         def watched(*args: Any, **kwargs: Any) -> Any:
-            held = _tensors_in(args, kwargs)  # until the hook is done, so that no other gets the id of one
-            before = self._seen(held)
+            tensors = _tensors_in(args, kwargs)  # until the hook is done, so that no other gets the id of one
+            before = self._seen(tensors)
             given = hook(*args, **kwargs)
             if given is None and self._seen(_tensors_in(args, kwargs)) == before:
                 raise LeavingError(

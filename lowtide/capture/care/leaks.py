@@ -36,12 +36,12 @@ class LeakWatch:
     """Remembers, without holding them, the storages that a capture has made."""
 
     names: bool = True  # whoever holds one of them, which takes seconds where there are many objects
-    made: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
+    storages: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     def note(self, draft: Draft) -> None:
         """What a draft has seen, which lets go of it."""
-        self.made.extend(draft.made())
+        self.storages.extend(draft.storages())
         self.nodes.extend(draft.nodes)
         draft.let_go()
 
@@ -72,7 +72,7 @@ class LeakWatch:
         raise LeavingError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")
 
     def _alive(self) -> dict[int, Storage]:
-        return {ref.cdata: storage for ref, storage in self.made if not ref.expired()}
+        return {ref.cdata: storage for ref, storage in self.storages if not ref.expired()}
 
     def _made_at(self, storage: Storage) -> str:
         source = next((node.source for node in self.nodes if any(out.storage is storage for out in node.results)), None)
@@ -134,21 +134,21 @@ def _name_of_cell(cell: types.CellType) -> str | None:
         for function in gc.get_referrers(holder) if isinstance(holder, tuple) else ():
             own = str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]  # which names nothing to a user
             if isinstance(function, types.FunctionType) and function.__closure__ is holder and not own:
-                at = [found is cell for found in function.__closure__].index(True)
+                at = [each is cell for each in function.__closure__].index(True)
                 return f"the variable {function.__code__.co_freevars[at]!r} of {function.__qualname__}"
     return None
 
 
 def _forget_memoised(fakes: _Path) -> bool:
     """Empty the memory of every `functools.lru_cache` that holds a fake, straight or within what it holds. Whether there was one."""
-    reached, found = fakes, False
+    reached, emptied = fakes, False
     for _ in range(3):
         reached = _Path(_referrers(*reached))
         for holder in reached:
             if callable(getattr(type(holder), "cache_clear", None)):
                 holder.cache_clear()
-                found = True
-    return found
+                emptied = True
+    return emptied
 
 
 def _take_out(fakes: _Path) -> None:

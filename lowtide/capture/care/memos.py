@@ -20,12 +20,12 @@ OfCall: TypeAlias = Callable[[torch.Tensor], bool]  # whether a tensor follows f
 
 def of_call(draft: Draft) -> OfCall:
     """Whether a tensor of the program follows from the batch, from a draw, or from what was written on the way."""
-    found: set[Value] = {value for value in draft.inputs if value.storage.kind is Kind.INPUT}
+    varying: set[Value] = {value for value in draft.inputs if value.storage.kind is Kind.INPUT}
     for node in draft.nodes:
-        if is_random(node) or node.writes or any(value in found for value in node.inputs):
-            found.update(node.results)
-            found.update(after for _, after in node.writes)
-    return lambda tensor: draft.value(tensor) in found
+        if is_random(node) or node.writes or any(value in varying for value in node.inputs):
+            varying.update(node.results)
+            varying.update(after for _, after in node.writes)
+    return lambda tensor: draft.value(tensor) in varying
 
 
 def is_memo(before: Any, now: Any, follows: OfCall) -> bool:

@@ -46,8 +46,8 @@ class MovingObjects:
             )
         self._arrays += [item] if isinstance(item, numpy.ndarray) else []
         self._bytes += size_in_bytes(item)
-        look = position if self._bytes < _MOST_BYTES else checksum if self._bytes < _MOST_SUMMED else lambda _: None
-        if moves(item) and (at := look(item)) is not None:
+        state_of = position if self._bytes < _MOST_BYTES else checksum if self._bytes < _MOST_SUMMED else lambda _: None
+        if moves(item) and (at := state_of(item)) is not None:
             self._found.append((item, at))
 
     def change(self) -> str:

@@ -65,22 +65,21 @@ class AttributeReads:
                 return
             name = "__dict__"
         self._names.setdefault(id(module), set()).add(name)
-        held = self._held.get(id(module))
-        at = id(module), name
+        initial, at = self._held.get(id(module)), (id(module), name)
         if (
-            held is not None
+            initial is not None
             and name not in self._written.get(id(module), ())
-            and (name == "__dict__" or _now(module, name) is held.get(name, ABSENT))
+            and (name == "__dict__" or _now(module, name) is initial.get(name, ABSENT))
         ):
             self._first.add(at)
 
     def replaced(self, module: nn.Module) -> Iterator[tuple[str, Any, Any]]:
         """What the program found in a module, has read, and has put something else in the place of: name, before, now."""
-        held = self._held.get(id(module), {})
+        initial = self._held.get(id(module), {})
         own, at = attributes(module), id(module)
-        names = {*held, *own} if (at, "__dict__") in self._first else [name for each, name in self._first if each == at]
+        names = {*initial, *own} if (at, "__dict__") in self._first else [name for each, name in self._first if each == at]
         for name in sorted(names):
-            before, now = held.get(name, ABSENT), _now(module, name)
+            before, now = initial.get(name, ABSENT), _now(module, name)
             if now is not before:
                 yield name, before, now
 

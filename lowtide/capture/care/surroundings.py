@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, Position, held, slots_of
+from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
@@ -65,14 +65,14 @@ def methods_of(models: Iterable[nn.Module]) -> list[Any]:
 
 def objects_of(models: Iterable[nn.Module]) -> list[Any]:
     """What modules keep in attributes that is of the user's classes, or a bag of names."""
-    held = [item for model in models for module in model.modules() for item in vars(module).values()]
-    return [item for item in held if not isinstance(item, nn.Module) and (is_of_users(item) or type(item) is types.SimpleNamespace)]
+    items = [item for model in models for module in model.modules() for item in vars(module).values()]
+    return [item for item in items if not isinstance(item, nn.Module) and (is_of_users(item) or type(item) is types.SimpleNamespace)]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:
     """The functions of a class that no library wrote, those of properties and class methods among them; none for others."""
-    found = {id(each): each for item in _own(cls).values() for each in (item, *(getattr(item, name, None) for name in _WITHIN))}
-    return [each for each in found.values() if isinstance(each, types.FunctionType)]
+    members = {id(each): each for item in _own(cls).values() for each in (item, *(getattr(item, name, None) for name in _WITHIN))}
+    return [each for each in members.values() if isinstance(each, types.FunctionType)]
 
 
 def containers_of_class(cls: type) -> list[str]:
@@ -181,7 +181,7 @@ def _put_back_class(cls: type, before: dict[str, Any]) -> None:
 
 def _of_slots(item: Any) -> Iterator[Callable[[], None]]:
     for name in slots_of(item):
-        yield functools.partial(Position.of(item, name, "", "").put, held(item, name))
+        yield functools.partial(Position.of(item, name, "", "").put, static_attribute(item, name))
 
 
 def _of_object(item: Any) -> Iterator[Callable[[], None]]:

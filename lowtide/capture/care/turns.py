@@ -104,9 +104,9 @@ def replaced(owner: Any, name: str, of: Callable[[Callable[..., Any]], Callable[
 @contextmanager
 def placed(owner: Any, name: str, item: Any) -> Iterator[None]:
     """While this lasts, `owner.name` is this, for all threads."""
-    held = vars(owner).get(name, _MISSING)
+    original = vars(owner).get(name, _MISSING)
     with undoing() as undo:
-        undo(functools.partial(_put_back, owner, name, held))
+        undo(functools.partial(_put_back, owner, name, original))
         setattr(owner, name, item)
         yield
 
@@ -114,9 +114,9 @@ def placed(owner: Any, name: str, item: Any) -> Iterator[None]:
 @contextmanager
 def listed(items: list[T], item: T) -> Iterator[None]:
     """While this lasts, the list ends with this item."""
-    held = items[:]
+    original = items[:]
     with undoing() as undo:
-        undo(lambda: items.__setitem__(slice(None), held))
+        undo(lambda: items.__setitem__(slice(None), original))
         items.append(item)
         yield
 
@@ -132,9 +132,9 @@ def for_this_thread(own: Callable[..., Any], others: Callable[..., Any]) -> Call
     return either
 
 
-def _put_back(owner: Any, name: str, held: Any) -> None:
-    if held is not _MISSING:
-        setattr(owner, name, held)
+def _put_back(owner: Any, name: str, original: Any) -> None:
+    if original is not _MISSING:
+        setattr(owner, name, original)
     elif name in vars(owner):
         delattr(owner, name)
 

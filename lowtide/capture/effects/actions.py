@@ -90,8 +90,8 @@ def _act(
     act: Callable[[Any], object], plain: list[Any], recipes: dict[int, Recipe], rebuild: Any, results: list[Any], before: list[Any]
 ) -> None:
     filled, left = list(plain), iter(results)
-    for index, made in recipes.items():
-        filled[index] = made(left, before)
+    for index, item_recipe in recipes.items():
+        filled[index] = item_recipe(left, before)
     act(tree.unflatten(rebuild, filled))
 
 
@@ -107,10 +107,10 @@ def _text(leaf: tree.Leaf) -> str:
 
 def _made(value: Any) -> list[Any]:
     """The containers and objects in what is put somewhere that hold what the program has computed."""
-    found, waiting = dict[int, Any](), [value]
+    holders, waiting = dict[int, Any](), [value]
     while waiting:
         piece = waiting.pop()
-        if id(piece) not in found and not is_result(piece) and holds_fakes(piece):
-            found[id(piece)] = piece
+        if id(piece) not in holders and not is_result(piece) and holds_fakes(piece):
+            holders[id(piece)] = piece
             waiting.extend(tree.pieces(piece))
-    return list(found.values())[1:]
+    return list(holders.values())[1:]

@@ -110,8 +110,8 @@ def _followed(
         except CaptureError as error:
             failed, known_why = error, known_why or leaving.holder_of(getattr(error, "beside", ()))
         finally:
-            for key, found in leaving.counted.items():
-                counted.setdefault(key, found)
+            for key, place in leaving.counted.items():
+                counted.setdefault(key, place)
             for container in leaving.all():
                 container.forget()
                 container.stand_in = container.items = None

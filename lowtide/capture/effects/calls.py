@@ -63,8 +63,8 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
         for name, of in {"max": _choice, "min": _choice, "sorted": _order}.items():
             stack.enter_context(replaced(builtins, name, of))
         for name in MATH_FUNCTIONS | _WHOLE:
-            made = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
-            stack.enter_context(replaced(math, name, functools.partial(_computed, made)))
+            compute = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
+            stack.enter_context(replaced(math, name, functools.partial(_computed, compute)))
         yield
 
 
@@ -107,8 +107,8 @@ def _encoding(plain: Callable[..., Any]) -> Callable[..., Any]:
     return lambda encoder, item: text_of(plain, encoder, item) if _shows((item,)) and encoder.allow_nan else plain(encoder, item)
 
 
-def _computed(made: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: made(plain, *args) if any(map(is_term, args)) else plain(*args)
+def _computed(compute: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: compute(plain, *args) if any(map(is_term, args)) else plain(*args)
 
 
 def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:

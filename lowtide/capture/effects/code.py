@@ -30,10 +30,10 @@ def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]],
         return
     code = function.__code__
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    made = _rewritten(code.co_filename, text, _ClassRewriter if named is not None else _TextRewriter).get(code, code)
-    if made != code:
+    new_code = _rewritten(code.co_filename, text, _ClassRewriter if named is not None else _TextRewriter).get(code, code)
+    if new_code != code:
         undo(lambda: setattr(function, "__code__", code))
-        function.__code__ = made
+        function.__code__ = new_code
 
 
 def _type(function: Any, item: Any) -> Any:
@@ -81,13 +81,13 @@ class _TextRewriter(_ClassRewriter):
         return _call(texts.modulo, node, node.left, node.right) if isinstance(node.op, ast.Mod) else node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        made = super().visit_Call(node)
+        visited = super().visit_Call(node)
         if _is_conversion(node.func):
             return _call(converted, node, node.func, *node.args, keywords=node.keywords)
         if isinstance(node.func, ast.Name) and node.func.id == "map" and _is_conversion(node.args[0] if node.args else node):
             node.args[0] = _call(functools.partial, node, ast.Constant("\0converted"), node.args[0])
-        if made is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
-            return made
+        if visited is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
+            return visited
         return _call(texts.called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
 
 
@@ -106,8 +106,8 @@ def _rewritten(file: str, text: str, rewriter: type[ast.NodeTransformer]) -> dic
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a constant is called
             plain = compile(text, file, "exec", dont_inherit=True)
-            made = compile(ast.fix_missing_locations(rewriter().visit(ast.parse(text))), file, "exec", dont_inherit=True)
-        return dict(zip(codes(plain), codes(_bound(made)), strict=True))
+            new_code = compile(ast.fix_missing_locations(rewriter().visit(ast.parse(text))), file, "exec", dont_inherit=True)
+        return dict(zip(codes(plain), codes(_bound(new_code)), strict=True))
     except (SyntaxError, ValueError, RecursionError):
         return {}
 

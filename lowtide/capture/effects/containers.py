@@ -81,9 +81,9 @@ class _Earlier:
 class Container:
     """One container of the caller's, and its stand-in. What leads to it finds it again before and after each step."""
 
-    def __init__(self, log: EffectLog, original: Any, way: Callable[[], Any], *, made: bool = False) -> None:
-        """`made`: by the program, which did not find it."""
-        self.log, self.original, self.kind, self.ways, self.made = log, original, type(original), [way], made
+    def __init__(self, log: EffectLog, original: Any, getter: Callable[[], Any], *, is_new: bool = False) -> None:
+        """`is_new`: made by the program, which did not find it."""
+        self.log, self.original, self.kind, self.getters, self.is_new = log, original, type(original), [getter], is_new
         options: tuple[Any, ...] = ()
         if isinstance(original, collections.deque):
             options = ((), original.maxlen)
@@ -96,7 +96,7 @@ class Container:
         self.within: list[Container] = []
         self.changed, self.fresh, self.added = False, False, 0  # fresh: it was emptied; `added` at its end
         self.written: set[Any] = set()  # keys
-        self.asked: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
+        self.defaults: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
         self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
@@ -106,7 +106,7 @@ class Container:
 
     @property
     def now(self) -> Any:
-        return self.ways[0]()
+        return self.getters[0]()
 
     @property
     def changes(self) -> bool:
@@ -116,7 +116,7 @@ class Container:
     @property
     def changes_itself(self) -> bool:
         """Whether the program changes which items it has."""
-        return self.changed or any(other.made for other in self.within)
+        return self.changed or any(other.is_new for other in self.within)
 
     def is_of_others(self) -> bool:
         """Whether another thread asks than the one that captures."""
@@ -129,10 +129,10 @@ class Container:
 
     def holds(self) -> bool:
         """Whether it is there, and holds what the program relies on."""
-        if self.made:
+        if self.is_new:
             return True
         try:
-            now, *others = (way() for way in self.ways)
+            now, *others = (getter() for getter in self.getters)
         except (LookupError, ValueError, TypeError):
             return False
         if type(now) is not self.kind or any(other is not now for other in others):
@@ -150,9 +150,9 @@ class Container:
         else:
             self.read_at = self.read_at or users_line()
             if key is not _ALL and (isinstance(self.stand_in, dict) or self._is_position(key)):
-                self.asked.setdefault(key, default)
+                self.defaults.setdefault(key, default)
 
-    def found(self, key: Any, default: Any, put: str = "", *args: Any) -> Any:
+    def lookup(self, key: Any, default: Any, put: str = "", *args: Any) -> Any:
         """What a dictionary gives under a key, or `default`, which is left there by the method `put`."""
         known = None if self.fresh or key in self.written or not self.log.active else self.sums.get(key)
         if known is None:
@@ -174,7 +174,7 @@ class Container:
         """How many items it has: with those that earlier steps have added, where it only grows."""
         if isinstance(self.items, dict) or self.fresh or not self.log.active or self.is_of_others():
             return self.stand_in.__len__()
-        self.asked.setdefault(LENGTH, ABSENT)
+        self.defaults.setdefault(LENGTH, ABSENT)
         most = getattr(self.stand_in, "maxlen", None)
         if self.length is None or most == 0:
             return self.stand_in.__len__()
@@ -207,7 +207,7 @@ class Container:
     def adopt(self, key: Any, item: Any) -> Any:
         """The program has missed an item, and made one. An empty container is watched, anything else follows from its absence."""
         if type(item) in (int, float):
-            return self.found(key, item, "__getitem__")
+            return self.lookup(key, item, "__getitem__")
         if type(item) not in KINDS or item or not self.log.active:
             self.read(key)
             if self.log.active:
@@ -215,7 +215,7 @@ class Container:
         else:
             kind = type(item)
             reached = lambda: self.now[key] if hasattr(self.now, "default_factory") else self.now.setdefault(key, kind())  # noqa: E731
-            self.within.append(Container(self.log, item, reached, made=True))
+            self.within.append(Container(self.log, item, reached, is_new=True))
             item = self.within[-1].stand_in
         self.kind.__setitem__(self.stand_in, key, item)
         return item
@@ -274,9 +274,9 @@ def without_stand_ins(item: Any) -> Any:
         return type(item)(map(without_stand_ins, item))
     if type(item) not in KINDS or not isinstance(item, dict):
         return item
-    made = copy.copy(item)
-    made.update({key: without_stand_ins(each) for key, each in item.items()})
-    return made
+    result = copy.copy(item)
+    result.update({key: without_stand_ins(each) for key, each in item.items()})
+    return result
 
 
 @functools.cache
@@ -284,9 +284,9 @@ def _class_for(kind: Any) -> Any:
     """A class like one of `KINDS` whose methods tell of their calls."""
     methods = {name: _watched(kind, name, getattr(kind, name)) for name in dir(kind) if name not in _NOT_WATCHED}
     kept = {"kept": None, "__class__": property(lambda self: kind), "__hash__": None, "__reduce_ex__": _reduced}
-    made = type(kind.__name__, (kind,), {**methods, **kept})
-    _classes.add(made)
-    return made
+    cls = type(kind.__name__, (kind,), {**methods, **kept})
+    _classes.add(cls)
+    return cls
 
 
 def _watched(kind: Any, name: str, method: Any) -> Any:
@@ -344,17 +344,17 @@ def _missing(self: Any, key: Any) -> Any:
 
 def _set_default(self: Any, key: Any, default: Any = None) -> Any:
     if type(default) in (int, float):
-        return self.kept.found(key, default, "setdefault", default)
+        return self.kept.lookup(key, default, "setdefault", default)
     return self[key] if dict.__contains__(self, key) else self.kept.adopt(key, default)
 
 
 def _get_item(self: Any, key: Any) -> Any:
     if self.kept.kind is collections.Counter:
-        return self.kept.found(key, 0)
+        return self.kept.lookup(key, 0)
     if (made_by := getattr(self, "default_factory", None)) in (int, float):
-        return self.kept.found(key, made_by(), "__getitem__")
+        return self.kept.lookup(key, made_by(), "__getitem__")
     if dict.__contains__(self, key):
-        return self.kept.found(key, ABSENT)
+        return self.kept.lookup(key, ABSENT)
     return dict.__getitem__(self, key)  # what misses a key says so itself
 
 
@@ -365,6 +365,6 @@ def _count(self: Any, iterable: Any = None, /, *, times: int = 1, **named: Any) 
 
 _OWN: dict[str, Any] = {
     "update": _update, "setdefault": _set_default, "__getitem__": _get_item, "__missing__": _missing,
-    "get": lambda self, key, default=None: self.kept.found(key, default), "__contains__": lambda self, key: self.kept.has(key),
+    "get": lambda self, key, default=None: self.kept.lookup(key, default), "__contains__": lambda self, key: self.kept.has(key),
 }  # fmt: skip
 _OF_COUNTERS = {"update": _count, "subtract": functools.partial(_count, times=-1)}

@@ -100,8 +100,8 @@ class Data:
         """What the caller's tensor has under a name that its stand-in has not."""
         if (known := self._known(tensor)) is None or name.startswith("__"):
             return ABSENT
-        asked = vars(known[1]) or not is_library(sys._getframe(2).f_code.co_filename)
-        return read_of_tensor(known[1], name) if asked else ABSENT
+        readable = vars(known[1]) or not is_library(sys._getframe(2).f_code.co_filename)
+        return read_of_tensor(known[1], name) if readable else ABSENT
 
     def set_attribute(self, tensor: torch.Tensor, name: str, item: Any) -> None:
         """Raise CaptureError for an attribute that the user's own code gives to a tensor of the caller's."""
@@ -215,8 +215,8 @@ def _called(op: Any, *args: Any) -> torch.Tensor:
 
 
 def _get(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _plainly(_DATA.__get__, tensor)  # type: ignore[attr-defined]
-    return found
+    data: torch.Tensor = _plainly(_DATA.__get__, tensor)  # type: ignore[attr-defined]
+    return data
 
 
 def _set(tensor: torch.Tensor, item: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, Beside, Position, held, referred
+from lowtide.base.places import ABSENT, Beside, Position, referred, static_attribute
 from lowtide.capture.care.contents import differ
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import undoing
@@ -107,7 +107,7 @@ class OutputRecorder:
         """What the program has changed that is not followed yet."""
         for item, table, before in self.tables:
             for name, now in seen(item, table).items():
-                default = ABSENT if name in before or _is_of_variables(item) else held(type(item), name)
+                default = ABSENT if name in before or _is_of_variables(item) else static_attribute(type(item), name)
                 was = before.get(name, default)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
@@ -119,7 +119,7 @@ class OutputRecorder:
         for container in self.containers.values():
             items: Any = container.items
             find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
-            for key, default in container.asked.items():
+            for key, default in container.defaults.items():
                 was = entry(container.original, key, default)
                 if key is LENGTH:
                     sums = container.added > 0
@@ -131,15 +131,15 @@ class OutputRecorder:
     def _follow(self, undo: Callable[[Callable[[], object]], None], item: Any, table: MutableMapping[str, Any]) -> None:
         """What the program sets in a table: numbers that it may read before, and variables that it may not."""
         self.tables.append((item, table, {}))
-        found = seen(item, table)
+        entries = seen(item, table)
         for at, name in self.summed or ():
             if at != id(item):
                 continue
-            was = found.get(name, ABSENT)
-            undo(functools.partial(_put, found, name, was))
+            was = entries.get(name, ABSENT)
+            undo(functools.partial(_put, entries, name, was))
             default = (self.summed or {})[at, name].default  # of its class
             if _is_number(value := default if was is ABSENT else was) and (self.summed or {})[at, name].sums:
-                found[name] = self._before((at, name), lambda: table, value, default)
+                entries[name] = self._before((at, name), lambda: table, value, default)
             else:
                 self.emptied.add((at, name))
 
@@ -154,30 +154,30 @@ class OutputRecorder:
 
     def _stand_in(self, original: Any, now: Callable[[], Any], waiting: collections.deque[Any]) -> Any:
         if (known := self.containers.get(id(original))) is not None:
-            known.ways.append(now)
+            known.getters.append(now)
             return known.stand_in
-        self.containers[id(original)] = found = Container(self.log, original, now)
+        self.containers[id(original)] = container = Container(self.log, original, now)
         is_table = isinstance(original, dict)
         for at, key in self.summed or ():
             if at == id(original):
                 default = (self.summed or {})[at, key].default
                 value = entry(original, key, default)
                 if key is LENGTH:
-                    found.length = self._before((at, key), lambda: found.now, value)
+                    container.length = self._before((at, key), lambda: container.now, value)
                 elif _is_number(value):
-                    found.sums[key] = self._before((at, key), lambda: found.now, value, default), default
+                    container.sums[key] = self._before((at, key), lambda: container.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
                 raise CaptureError("the capture before has left something there")
-            if key in found.sums:
-                item = found.sums[key][0]
+            if key in container.sums:
+                item = container.sums[key][0]
             elif self._is_chosen(item) and len(original) < LARGEST:
-                item = self._stand_in(item, functools.partial(lambda found, key: found.now[key], found, key), waiting)
-                found.within.append(item.kept)
+                item = self._stand_in(item, functools.partial(lambda container, key: container.now[key], container, key), waiting)
+                container.within.append(item.kept)
             elif len(original) < LARGEST:
                 waiting.append(item)
-            found.kind.__setitem__(found.items, key, item) if is_table else found.kind.append(found.items, item)
-        return found.stand_in
+            container.kind.__setitem__(container.items, key, item) if is_table else container.kind.append(container.items, item)
+        return container.stand_in
 
     # After.
 
@@ -255,10 +255,10 @@ class OutputRecorder:
         return *counts, *(id(seen(item, table).get(name)) for item, table, _ in self.tables for at, name in places if at == id(item))
 
     def all(self) -> list[Container]:
-        found = list(self.containers.values())
-        for container in found:
-            found.extend(other for other in container.within if other.made)
-        return found
+        containers = list(self.containers.values())
+        for container in containers:
+            containers.extend(other for other in container.within if other.is_new)
+        return containers
 
     def values(self) -> list[Any]:
         """The results of the program among what leaves."""
@@ -299,7 +299,7 @@ class OutputRecorder:
                 followed.add((id(item), name))
                 self.going_on[id(was)] = Position.of(item, name, _called(item, name), "its making")
             _put(seen(item, table), name, before.get(name, ABSENT))
-        changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.made)
+        changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.is_new)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
         return Beside(places, (*beside.followed, *changed))
 
@@ -317,9 +317,9 @@ class OutputRecorder:
             module = modules[path]
             if (id(module), name) in self.followed_places:
                 continue
-            item = held(module, name)
+            item = static_attribute(module, name)
             if id(item) in changed:
-                changed[id(item)].ways.append(functools.partial(held, module, name))  # a module may get one of its own
+                changed[id(item)].getters.append(functools.partial(static_attribute, module, name))  # a module may get one of its own
             elif id(item) not in put:
                 kept.add((path, name))
         return frozenset(kept)

@@ -17,18 +17,18 @@ _Copied: TypeAlias = "list[tuple[dict[str, Any], dict[str, Any], list[Any]]]"  #
 @contextmanager
 def settings_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Raise CaptureError where what runs inside changes a setting (a scheduler's `step()`), which is put back whatever happens."""
-    found = [
+    copies = [
         (each.param_groups, [(group, dict(group), list(group["params"])) for group in each.param_groups]) for each in each_of(optimizer)
     ]
     try:
         yield
-        if (changed := next(filter(None, (_changed(*each) for each in found)), None)) is not None:
+        if (changed := next(filter(None, (_changed(*each) for each in copies)), None)) is not None:
             raise CaptureError(
                 f"loss() or after_backward() changes the optimizer's {changed}, which would be done once, in the capture: do it "
                 "between steps (`scheduler.step()` before step(...) for a rate that this step uses, behind it for the next one's)"
             )
     finally:
-        for groups, before in found:
+        for groups, before in copies:
             groups[:] = [group for group, _, _ in before]
             for group, settings, parameters in before:
                 group.clear()
@@ -38,7 +38,7 @@ def settings_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def _changed(groups: list[dict[str, Any]], before: _Copied) -> str | None:
     """What is not as it was, in words."""
-    if len(groups) != len(before) or any(len(group["params"]) != len(held) for group, _, held in before):
+    if len(groups) != len(before) or any(len(group["params"]) != len(parameters) for group, _, parameters in before):
         return "groups of parameters"
     for group, settings, _ in before:
         for key in (*settings, *(key for key in group if key not in settings)):

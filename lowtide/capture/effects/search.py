@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, Position, held, slots_of
+from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care import surroundings
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
@@ -63,7 +63,7 @@ class PlaceSearch:
             elif type(item) is tuple and any(map(is_chosen, item)):
                 undo(functools.partial(put, item))
                 pieces = [(each, functools.partial(lambda at: now()[at], at)) for at, each in enumerate(item)]
-                put(tuple(self.stand_in(each, way, waiting) if is_chosen(each) else each for each, way in pieces))
+                put(tuple(self.stand_in(each, getter, waiting) if is_chosen(each) else each for each, getter in pieces))
                 waiting.append(item)
             else:
                 waiting.append(item)
@@ -96,7 +96,7 @@ class PlaceSearch:
             self.follow(item, table_of_slots := Positions(item, slots))
             for name in slots:
                 if not self.is_followed(item, name):
-                    place(functools.partial(held, item, name), functools.partial(table_of_slots.__setitem__, name))
+                    place(functools.partial(static_attribute, item, name), functools.partial(table_of_slots.__setitem__, name))
         waiting.extend(type(item).__mro__)
         table = lying_in(item) if isinstance(item, nn.Module) else getattr(item, "__dict__", None)
         if not isinstance(table, dict) or isinstance(item, (type, threading.local)):  # each thread has another of the latter
@@ -150,5 +150,5 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
 
 
 def _put_default(function: types.FunctionType, at: int, item: Any) -> None:
-    found = function.__defaults__ or ()
-    function.__defaults__ = (*found[:at], item, *found[at + 1 :])
+    defaults = function.__defaults__ or ()
+    function.__defaults__ = (*defaults[:at], item, *defaults[at + 1 :])

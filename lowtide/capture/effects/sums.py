@@ -82,9 +82,9 @@ class EarlierNumbers:
 
     def divides(self, item: Term) -> bool:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
-        if not (made := recipe(item))(iter(()), self.numbers):
+        if not (divisor := recipe(item))(iter(()), self.numbers):
             return False
-        self.divisors.append(made)
+        self.divisors.append(divisor)
         return True
 
 
@@ -146,12 +146,12 @@ def text_of(function: Callable[..., str], *args: Any) -> Any:
     if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
         return function(*args)
 
-    def made(*items: Any) -> str:
+    def text(*items: Any) -> str:
         return function(*tree.unflatten(rebuild, items))
 
-    made.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
-    made(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    return TextExpression(made, tuple(leaf.value for leaf in leaves), str)
+    text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
+    text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
+    return TextExpression(text, tuple(leaf.value for leaf in leaves), str)
 
 
 def is_term(item: Any) -> bool:
@@ -166,8 +166,8 @@ def numbers_in(items: Iterable[Any]) -> Iterator[Any]:
         if is_number(item):
             yield item
         elif isinstance(item, (list, tuple, dict)):
-            held: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
-            yield from numbers_in(dict.values(held) if isinstance(held, dict) else held)
+            pieces: Any = item if not is_stand_in(item) else item.kept.items  # type: ignore[union-attr]
+            yield from numbers_in(dict.values(pieces) if isinstance(pieces, dict) else pieces)
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,8 @@ def _power(*both: Any) -> Any:
     raised = NumberExpression(operator.pow, both)
     if (earlier := _earlier(raised)) is None:
         return in_program("pow", *both)
-    made = recipe(raised)
-    earlier.divisors.append(lambda results, before: [made(results, before)])
+    power = recipe(raised)
+    earlier.divisors.append(lambda results, before: [power(results, before)])
     return raised
 
 
@@ -291,11 +291,11 @@ def whole(function: Callable[[Any], int], item: Any) -> Any:
     if item.kind is int or item.known is not None:
         return item if item.kind is int else function(_asked(item))
 
-    def made(_: int, number: float) -> int:
+    def whole_number(_: int, number: float) -> int:
         return function(number) if math.isfinite(number) else 0  # a made-up one: the program has failed before
 
-    made.__name__ = function.__name__
-    return NumberExpression(made, (in_program("math_floor", item), item), int)
+    whole_number.__name__ = function.__name__
+    return NumberExpression(whole_number, (in_program("math_floor", item), item), int)
 
 
 def _question(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,5 +36,5 @@ class Positions(MutableMapping[str, Any]):
 
 def is_read(name: str, code: types.CodeType) -> bool:
     """Whether code reads a variable of this name, or asks for all variables."""
-    read = {found for each in codes(code) for found, _, _ in named(each)}
+    read = {word for each in codes(code) for word, _, _ in named(each)}
     return not read.isdisjoint({name, "globals", "vars", "eval", "exec"})

@@ -130,7 +130,7 @@ def _calls_of(kernel: Callable[[], Any]) -> list[tuple[str, list[torch.dtype]]]:
     calls = _Calls()
     with calls:
         kernel()
-    return calls.made
+    return calls.entries
 
 
 class _Calls(TorchDispatchMode):
@@ -138,10 +138,10 @@ class _Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[tuple[str, list[torch.dtype]]] = []
+        self.entries: list[tuple[str, list[torch.dtype]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # questions, which autocast asks as well: `prim::device` of a fake
-            self.made.append((func.name(), [tensor.dtype for tensor in tensors_in((out,))]))
+            self.entries.append((func.name(), [tensor.dtype for tensor in tensors_in((out,))]))
         return out

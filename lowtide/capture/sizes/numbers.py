@@ -59,7 +59,7 @@ def function_of_size(name: str, plain: Callable[..., Any]) -> Callable[..., Any]
         given = torch.sym_float(args[0]).node
         opaque = _opaque.setdefault(name, functions.make_opaque_unary_fn(name))
         node = SymNode(opaque(given.expr), given.shape_env, float, plain(given.hint))
-        node.made = f"math_{name}", (given,)  # type: ignore[attr-defined]
+        node.recipe = f"math_{name}", (given,)  # type: ignore[attr-defined]
         return torch.SymFloat(node)
 
     return function
@@ -71,7 +71,7 @@ def _noting(op: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         if result.pytype is float and not any(result is each for each in nodes):
             if _number(result) is not None and any(_number(each) is None for each in nodes):  # sympy takes it for one number
                 raise _unknown(nodes[0].expr)
-            result.made = op, nodes
+            result.recipe = op, nodes
         return result
 
     return operation
@@ -88,7 +88,7 @@ def _as_made(node: Any, emit: EmitScalar) -> Arg:
         return number
     if node.pytype is int:
         return size_of(torch.SymInt(node))
-    op, given = getattr(node, "made", ("", ()))
+    op, given = getattr(node, "recipe", ("", ()))
     if not op:
         return _written(expression_of(torch.SymFloat(node)), emit)
     operands = [_as_made(each, emit) for each in given]

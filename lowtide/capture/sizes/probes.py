@@ -86,7 +86,7 @@ def probed(
     `ask` says what it gives at a point; None has the fake kernel asked.
     """
 
-    def asked(point: dict[str, int]) -> Any:
+    def answer_at(point: dict[str, int]) -> Any:
         return func(*_at(args, symbols, point), **_at(kwargs, symbols, point)) if ask is None else ask(point)
 
     returns = func._schema.returns
@@ -95,7 +95,7 @@ def probed(
     seen, answers = _Seen(list({size_of(each): each for each in _extents((args, kwargs))}.values()), []), []
     for point in symbols.points(_TRIED):
         try:
-            answers.append(asked(point))
+            answers.append(answer_at(point))
         except ShapeError:  # a size that is no whole number there
             continue
         seen.points.append([symbols.at(extent, point) for extent in seen.pool])

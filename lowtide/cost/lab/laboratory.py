@@ -25,7 +25,7 @@ from lowtide.cost.lab import trial
 from lowtide.cost.lab.recipe import Makers, argument_bytes, makers_of, recipe, signature
 from lowtide.cost.lab.trials import Trials
 from lowtide.errors import FormatError
-from lowtide.ir import result_specs as made
+from lowtide.ir import result_specs as specs
 from lowtide.ir.graph import Atom, Node
 from lowtide.kernels import made_of
 from lowtide.plan.contents import Provenance
@@ -118,9 +118,9 @@ class Laboratory:
         """The highest level of the allocator during a call above that at its start; None where it is unknown."""
         return self._shelf(call.device).levels[call.text] if self._knows(call) else None
 
-    def results(self, call: Call) -> made.Results | None:
+    def results(self, call: Call) -> specs.Results | None:
         """What a call's results look like; None where that is unknown."""
-        return made.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
+        return specs.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
 
     def launches_ns(self, calls: Sequence[Call]) -> list[Clocks | None]:
         """What one run of each call takes a device beside the host, in warm and in cold caches, and takes the host; all of one device.
@@ -229,7 +229,7 @@ class _Shelf:
     """What is known of the calls on one device."""
 
     levels: dict[str, int]  # bytes, by call
-    results: dict[str, str]  # as `made` writes them
+    results: dict[str, str]  # as `specs` writes them
     caches: tuple[Cache, Cache] | None  # where that is kept
     new: set[str] = field(default_factory=set)  # not there yet
 
@@ -237,7 +237,7 @@ class _Shelf:
     def of(cls, circumstances: tuple[str, ...] | None) -> _Shelf:
         if circumstances is None:
             return cls({}, {}, None)
-        levels, results = Cache("workspaces", circumstances), Cache("results", circumstances, parse=made.parse)
+        levels, results = Cache("workspaces", circumstances), Cache("results", circumstances, parse=specs.parse)
         return cls(levels.load(), results.load(), (levels, results))
 
     def knows(self, call: str) -> bool:
@@ -261,7 +261,7 @@ def _reply(call: Call, makers: Makers, run: Callable[[dict[str, Any]], _Reply]) 
         _fit(call)
         reply = _first_that_works(call, makers, run)
         if "results" in reply:
-            reply["results"] = made.to_text(tuple(map(made.of_fields, reply["results"])))
+            reply["results"] = specs.to_text(tuple(map(specs.of_fields, reply["results"])))
     except (FormatError, MemoryError, ValueError) as error:
         return {"failure": f"{type(error).__name__}: {error}", "of_memory": isinstance(error, MemoryError)}
     return reply

@@ -65,7 +65,7 @@ _MOST_BUFFERS = 2000  # that are placed without a search
 _MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel comes near
 
 
-def held(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> LoadedNetwork:
+def loaded_region(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> LoadedNetwork:
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
     its = network_of(StagedBody.of(region.body, region.fixed, target()), region.joined, placing)
     described = ready(its, network(its.source), region.fixed, partial(watched, its.constants))

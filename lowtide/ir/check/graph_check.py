@@ -84,7 +84,7 @@ _IN_ORDER = _Sentences(Verdict.ORDER_DATA, Verdict.ORDER_HAZARD, Verdict.ORDER_C
 class _Machine:
     """What exists while a program runs."""
 
-    made: set[Value]
+    values: set[Value]
     version: dict[Storage, int]
     done: set[Node] = field(default_factory=set)
 
@@ -94,7 +94,7 @@ class _Machine:
 
     def run(self, node: Node, where: NodeLocation, say: _Sentences) -> None:
         for value in _touched(node):
-            if value not in self.made:
+            if value not in self.values:
                 refuse(say.missing, f"{where} reads {value.name}")
             if self.version[value.storage] != value.version:
                 refuse(say.stale, f"{where} reads {value.name}, version {value.version}; now at {self.version[value.storage]}")
@@ -105,7 +105,7 @@ class _Machine:
             self.version[after.storage] = after.version
         for value in node.results:
             self.version.setdefault(value.storage, value.version)
-            self.made.add(value)
+            self.values.add(value)
         self.done.add(node)
 
 
@@ -128,7 +128,7 @@ def _check_one(graph: Graph, within: str) -> None:
         machine.run(node, where, _IN_PROGRAM)
         _check_outputs(node, existing, machine.version, where)
     for value in graph.outputs:
-        if value not in machine.made:
+        if value not in machine.values:
             refuse(Verdict.READ_BEFORE_MADE, f"the graph returns {value.name}{within}")
     check_host_copies(graph, within)
     check_collectives(graph, within)

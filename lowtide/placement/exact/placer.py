@@ -66,7 +66,7 @@ class CapacityQuestion:
         self.ranks = {strategy: _rank(cut.net, strategy.rank) for strategy in WAYS}
         self.fresh = walk_of(cut.net)
         self.weight: dict[TryOrder, NDArray[np.float64]] = {}  # of sections, as each way has learned it
-        self.way = WAYS[0]
+        self.strategy = WAYS[0]
         self.runs = self.done_nodes = 0
         self._start_anew()
 
@@ -99,8 +99,8 @@ class CapacityQuestion:
     def _start_anew(self) -> None:
         if self.runs:
             self.done_nodes += int(self.stack.registers[NODES])
-            self.weight[self.way] = _FORGET * self.walk.weight + (1 - _FORGET)
-        strategy = self.way = WAYS[self.runs % len(WAYS)]
+            self.weight[self.strategy] = _FORGET * self.walk.weight + (1 - _FORGET)
+        strategy = self.strategy = WAYS[self.runs % len(WAYS)]
         self.runs += 1
         self.quota = _FIRST_NODES * luby(self.runs)
         self.walk: FloorWalk = FloorWalk(

@@ -65,10 +65,10 @@ class _BlockCut:
         self.sorted, first = np.unique(touched, return_index=True)
         self.tensors = touched[np.sort(first)]  # in the order in which they are met
         self.number = np.argsort(np.argsort(first))  # by tensor in `sorted`, where it is met
-        self.made, self.read = blocks.made_at[self.tensors], blocks.read_at[self.tensors]
-        self.by_forward = (self.made >= self.begin) & (self.made < self.end)
-        self.by_backward = (self.made >= self.late) & (self.made < self.last)
-        self.incoming = (self.made >= blocks.boundary) & (self.made < self.late)
+        self.made_at, self.read = blocks.made_at[self.tensors], blocks.read_at[self.tensors]
+        self.by_forward = (self.made_at >= self.begin) & (self.made_at < self.end)
+        self.by_backward = (self.made_at >= self.late) & (self.made_at < self.last)
+        self.incoming = (self.made_at >= blocks.boundary) & (self.made_at < self.late)
         self.made_here = self.by_forward | self.by_backward | self.incoming
         self.outgoing = self.by_forward & self.read_between(self.end, self.late)
 

@@ -44,7 +44,7 @@ from lowtide.remat.evict.victims import has_room, make_room
 from lowtide.remat.problem import RematProblem
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
-_LOOKS, _LOOKS_A_STEP = 1_000_000, 1_000  # at tensors and nodes; where rules lead on, a step takes 250 at most
+_VISITS, _VISITS_A_STEP = 1_000_000, 1_000  # at tensors and nodes; where rules lead on, a step takes 250 at most
 _WORKS = 4  # problems whose arrays a thread keeps
 _CHUNK = 512  # steps: what their distances count for is kept for so many more at once
 
@@ -105,7 +105,7 @@ def evict(
     work.now[:], now = _rule(weights), work.present
     now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
     now["reserve_node"], now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
-    now["most_looks"] = _LOOKS + _LOOKS_A_STEP * len(sequence)
+    now["most_visits"] = _VISITS + _VISITS_A_STEP * len(sequence)
     if bias is not None:
         by_bytes = by_bytes / bias.keep
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
@@ -298,7 +298,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
         each = tensors[ids[entry]]
         each.offloaded = each.storable = False  # from here on it stays: what is on the host is no longer true
         each.host = NOTHING
-    for entry in range(nodes[node].made, nodes[node].made_end):
+    for entry in range(nodes[node].result, nodes[node].result_end):
         tensor = ids[entry]
         if tensors[tensor].resident:
             if tensors[tensor].host == STORED:  # nobody would wait for the copy of the one before
@@ -313,7 +313,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
 @kernel(borrows=True)
 def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     """Whether something that a node makes and that is read later is not there."""
-    for entry in range(nodes[node].made, nodes[node].made_end):
+    for entry in range(nodes[node].result, nodes[node].result_end):
         each = tensors[ids[entry]]
         later = each.at + 1  # past the mark that it is made now
         if not each.resident and later < each.use_end and uses[later] >= 0:
@@ -327,5 +327,5 @@ def _pass(node: Any, step: Any, tensors: Any, nodes: Any, ids: Any) -> None:
     for entry in range(nodes[node].read, nodes[node].read_end):
         tensors[ids[entry]].at += 1
     if step > nodes[node].first:
-        for entry in range(nodes[node].made, nodes[node].made_end):
+        for entry in range(nodes[node].result, nodes[node].result_end):
             tensors[ids[entry]].at += 1

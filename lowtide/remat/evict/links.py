@@ -28,7 +28,7 @@ def store_ahead(step: Any, state: Any) -> bool:
 @kernel(borrows=True)
 def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> None:
     """What it would cost to make again what a node just made, from what stays."""
-    for entry in range(nodes[node].made, nodes[node].made_end):
+    for entry in range(nodes[node].result, nodes[node].result_end):
         tensor = ids[entry]
         if tensors[tensor].resident and tensors[tensor].storable:
             later = next_use(tensor, step, np.bool_(True), tensors, uses)

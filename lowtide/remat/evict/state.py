@@ -41,12 +41,12 @@ TENSOR = np.dtype([
     ("member", np.int32),  # all that are resident, in no order
     ("candidate", np.int32),
     ("away", np.int32),  # all that were dropped and have not been loaded since, those wanted first last
-    ("way", np.int8),  # how that candidate would be evicted
+    ("method", np.int8),  # how that candidate would be evicted
 ])  # fmt: skip
 
 NODE = np.dtype([
     ("cost_us", np.float64), ("made_bytes", np.int64), ("workspace_bytes", np.int64), ("take_output", np.int32),
-    ("read", np.int64), ("read_end", np.int64), ("made", np.int64), ("made_end", np.int64),
+    ("read", np.int64), ("read_end", np.int64), ("result", np.int64), ("result_end", np.int64),
     ("reuse", np.int64), ("reuse_end", np.int64),  # what it may work in the memory of
     ("limit", np.int64), ("limit_end", np.int64), ("write", np.int64), ("write_end", np.int64), ("repeatable", np.bool_),
     ("first", np.int64),  # the step at which it first runs
@@ -68,7 +68,7 @@ NOW = np.dtype([
     ("limit_bytes", np.int64), ("cost_power", np.float64),
     ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64), ("pushes", np.bool_),
     ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
-    ("looks", np.int64), ("most_looks", np.int64),  # at tensors and nodes, to choose victims: so many were there, and may be
+    ("visits", np.int64), ("most_visits", np.int64),  # at tensors and nodes, to choose victims: so many were there, and may be
 ])  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def records(facts: RematArrays) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.
         nodes[name][:-1] = getattr(facts, name)
     tensors["worth_us"][tensors["offloaded"]] = np.inf  # nobody can make it
     start = 0
-    for name, row in (("read", "read"), ("made", "made"), ("reuse", "take"), ("limit", "limit"), ("write", "write")):
+    for name, row in (("read", "read"), ("result", "made"), ("reuse", "take"), ("limit", "limit"), ("write", "write")):
         ptr = getattr(facts, f"{row}_ptr").astype(np.int64) + start
         nodes[name][:-1], nodes[f"{name}_end"][:-1] = ptr[:-1], ptr[1:]
         start = int(ptr[-1])
@@ -159,7 +159,7 @@ def use_rows(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
                     uses[tensors[ids[entry]].use_end] = step
                 tensors[ids[entry]].use_end += 1
             if step > node.first:
-                for entry in range(node.made, node.made_end):
+                for entry in range(node.result, node.result_end):
                     if filling:
                         uses[tensors[ids[entry]].use_end] = -1 - step
                     tensors[ids[entry]].use_end += 1

@@ -62,7 +62,7 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
     """
     if has_room(need, state.now):
         return True
-    if state.now[0].looks > state.now[0].most_looks:
+    if state.now[0].visits > state.now[0].most_visits:
         return False
     now, tensors, nodes, scores, heap = state.now, state.tensors, state.nodes, state.scores, state.heap
     count = _candidates(step, again, before, state)
@@ -72,14 +72,14 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
             return False
         position = heap[0]
         tensor = tensors[position].candidate
-        if tensors[position].way == _UNKNOWN:
+        if tensors[position].method == _UNKNOWN:
             later = next_use(tensor, step, again, tensors, state.uses)
             cost, restoring = _price(tensor, later, now, tensors, nodes, state.ids)
-            tensors[position].way = restoring
+            tensors[position].method = restoring
             scores[position] = _score(cost, tensor, later - step, state) if restoring != _DEAD else np.inf
         else:
             later = next_use(tensor, step, again, tensors, state.uses)
-            if not _evict(tensor, tensors[position].way, later, state.roles, now, tensors, nodes, state.out):
+            if not _evict(tensor, tensors[position].method, later, state.roles, now, tensors, nodes, state.out):
                 return False
             count -= 1
             heap[0] = heap[count]
@@ -92,7 +92,7 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
     now, tensors, nodes, uses, scores, roles = state.now, state.tensors, state.nodes, state.uses, state.scores, state.roles
     count = 0
-    now[0].looks += now[0].members
+    now[0].visits += now[0].members
     for position in range(now[0].members):
         tensor = tensors[position].member
         each = tensors[tensor]
@@ -100,13 +100,13 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
             continue
         later = next_use(tensor, step, again, tensors, uses)
         if later < 0:
-            scores[count], tensors[count].candidate, tensors[count].way = -1.0, tensor, _DEAD
+            scores[count], tensors[count].candidate, tensors[count].method = -1.0, tensor, _DEAD
             count += 1
         elif later > before:
             cost = _at_least(tensor, later, now, tensors, nodes)
             if cost < np.inf:
                 scores[count] = _score(cost, tensor, later - step, state)
-                tensors[count].candidate, tensors[count].way = tensor, _UNKNOWN
+                tensors[count].candidate, tensors[count].method = tensor, _UNKNOWN
                 roles[tensor] = max(roles[tensor], WEIGHED)
                 count += 1
     return count
@@ -215,7 +215,7 @@ def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: An
     while top >= 0:
         node = nodes[nodes[top].stack]
         top -= 1
-        now[0].looks += 1
+        now[0].visits += 1
         if node.until <= when:
             return -1.0
         total += node.cost_us

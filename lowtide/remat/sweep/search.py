@@ -59,7 +59,7 @@ class Guesses:
         room_bytes = limit_bytes - self._beside_bytes
         for corner in sorted(self._moment.corners, key=lambda each: abs(each.held_bytes - room_bytes))[:_GUESSES_NEAR]:
             for rule in _GUESS_RULES:
-                yield Recipe(self._order, rule, Bias(np.where(corner.held, _DEAR, 1.0), np.ones(len(corner.held))))
+                yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
 
 
 Given = TypeVar("Given")

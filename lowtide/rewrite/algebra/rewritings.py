@@ -105,7 +105,7 @@ class AppliedRule:
     """One rule at one place, as a plan tells it."""
 
     rule: str
-    held: Storage
+    storage: Storage
     now: Storage | None  # what is held in its place
     beside: tuple[Storage, ...]  # what was held with it
     until: frozenset[str]  # what the nodes make, by name, for which it was held
@@ -118,11 +118,11 @@ class AppliedRule:
             return replace(storage, nbytes=number(storage.nbytes))
 
         now = None if self.now is None else there(self.now)
-        return replace(self, held=there(self.held), now=now, beside=tuple(map(there, self.beside)))
+        return replace(self, storage=there(self.storage), now=now, beside=tuple(map(there, self.beside)))
 
     @property
     def saved_bytes(self) -> int:
-        saved = sum(each.nbytes for each in (self.held, *self.beside)) - (self.now.nbytes if self.now is not None else 0)
+        saved = sum(each.nbytes for each in (self.storage, *self.beside)) - (self.now.nbytes if self.now is not None else 0)
         assert isinstance(saved, int), "rules rewrite graphs of numbers"
         return saved
 
@@ -157,7 +157,7 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
     """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
     rewriting = rewritten_with(
-        graph, {(applied_rule.rule, applied_rule.held.name): applied_rule.cost_us for applied_rule in at_point.applied_rules}
+        graph, {(applied_rule.rule, applied_rule.storage.name): applied_rule.cost_us for applied_rule in at_point.applied_rules}
     )
     return rewriting if len(rewriting.applied_rules) == len(at_point.applied_rules) else None
 
@@ -170,14 +170,14 @@ def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Re
 def cost_of_applied(applied_rules: Sequence[AppliedRule], elsewhere: Iterable[Rewriting]) -> float:
     """What the same rules cost where a graph was rewritten at another point, in microseconds; without end where one was not there."""
     cost_us = {
-        (applied_rule.rule, applied_rule.held.name): applied_rule.cost_us for each in elsewhere for applied_rule in each.applied_rules
+        (applied_rule.rule, applied_rule.storage.name): applied_rule.cost_us for each in elsewhere for applied_rule in each.applied_rules
     }
-    return sum(cost_us.get((applied_rule.rule, applied_rule.held.name), inf) for applied_rule in applied_rules)
+    return sum(cost_us.get((applied_rule.rule, applied_rule.storage.name), inf) for applied_rule in applied_rules)
 
 
 def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
     """The graph rewritten at the places that a plan tells of."""
-    return _of(_rewritten_at(graph, {(report.rule, name) for report in reports for name in report.held}), {})
+    return _of(_rewritten_at(graph, {(report.rule, name) for report in reports for name in report.storages}), {})
 
 
 def rule_reports(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[RuleReport, ...]:
@@ -189,7 +189,7 @@ def rule_reports(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[
     return tuple(
         RuleReport(
             rule=rule,
-            held=tuple(applied_rule.held.name for applied_rule in group),
+            storages=tuple(applied_rule.storage.name for applied_rule in group),
             held_bytes=sum(applied_rule.saved_bytes for applied_rule in group),
             peak_bytes=sum(applied_rule.saved_bytes for applied_rule in group if spared[applied_rule]),
             cost_us=sum(applied_rule.cost_us for applied_rule in group),
@@ -207,7 +207,7 @@ def _rules(exact: bool) -> tuple[Rule, ...]:
 
 
 def _key(rule: Rule, place: Match) -> _Key:
-    return rule.name, place.held.name
+    return rule.name, place.storage.name
 
 
 def _rewritten_at(graph: Graph, keys: Collection[_Key], rules: Sequence[Rule] = RULES) -> Algebra:
@@ -242,7 +242,7 @@ def _of(done: Algebra, cost_us: Mapping[_Key, float]) -> Rewriting:
 def _applied_rule(applied: Applied, cost_us: float) -> AppliedRule:
     rule, place = applied
     late = (value.name for node in place.added for value in node.results if value.storage.kind is not Kind.ACTIVATION)
-    return AppliedRule(rule.name, place.held, place.now, place.beside, frozenset(late), cost_us)
+    return AppliedRule(rule.name, place.storage, place.now, place.beside, frozenset(late), cost_us)
 
 
 def _spared(applied_rules: Sequence[AppliedRule], plan: Contents) -> dict[AppliedRule, bool]:
@@ -263,8 +263,8 @@ def _spared(applied_rules: Sequence[AppliedRule], plan: Contents) -> dict[Applie
 def _missing(applied_rule: AppliedRule, spans: Mapping[str, tuple[int, int]], made_at: Mapping[str, int]) -> tuple[int, int]:
     """The steps `[start, end)` over which it would be held. What is never made would be made just before what it was held for."""
     late = [made_at[name] for name in applied_rule.until if name in made_at]
-    if applied_rule.held.name in spans:
-        start = spans[applied_rule.held.name][1]
+    if applied_rule.storage.name in spans:
+        start = spans[applied_rule.storage.name][1]
     elif applied_rule.now is not None and applied_rule.now.name in spans:
         start = spans[applied_rule.now.name][0]
     else:

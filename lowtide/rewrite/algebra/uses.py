@@ -173,7 +173,7 @@ class Match:
     """Where a rule fits: what becomes of some nodes, and what is held between their uses before and after."""
 
     instead: Mapping[Node, tuple[Node, ...]]  # nodes that stay are among what becomes of them
-    held: Storage  # what was held for nodes that are replaced
+    storage: Storage  # what was held for nodes that are replaced
     now: Storage | None = None  # what is held in its place; None where something is that was held anyway
     beside: tuple[Storage, ...] = ()  # what was held for these nodes alone, too
 

@@ -52,7 +52,7 @@ using Call = void* (*)(void*);
 
 // What a step asked for, and what became of it. allocator.py knows this layout.
 struct Counts {
-  int64_t asked, asked_bytes;              // by the step's thread
+  int64_t requests, request_bytes;         // by the step's thread
   int64_t served, served_bytes;            // from the arena
   int64_t outliving, outliving_bytes;      // planned to be PyTorch's: alive at the end of the recorded step
   int64_t unexpected, unexpected_bytes;    // not what was recorded at this place
@@ -313,7 +313,7 @@ void* serve(Session& mine, int64_t bytes) {
 
 // Memory for a request of this thread's session, or null: then it is PyTorch's to give.
 void* asked(Session& mine, int64_t bytes) {
-  mine.counts.asked += 1, mine.counts.asked_bytes += bytes;
+  mine.counts.requests += 1, mine.counts.request_bytes += bytes;
   void* p = mine.region == nullptr ? nullptr : serve(mine, bytes);
   if (mine.recording == nullptr) return p;
   if (p == nullptr) p = original->raw_allocate(bytes);

@@ -44,8 +44,8 @@ class BusyError(Exception):
 class Counts:
     """What was asked for within a block, and what became of it: requests, and their bytes. Filled in when the block ends."""
 
-    asked: int = 0  # by the block's thread
-    asked_bytes: int = 0
+    requests: int = 0  # by the block's thread
+    request_bytes: int = 0
     served: int = 0  # from the arena
     served_bytes: int = 0
     outliving: int = 0  # left to PyTorch's allocator: such a one was alive when the recorded block ended

@@ -110,7 +110,7 @@ class Arena:
         return self._latest.lower_bound_bytes
 
     @property
-    def held(self) -> int:
+    def live_tensors(self) -> int:
         """How many tensors lie in it now: above 0 between steps only where something holds what a step made on its way."""
         return 0 if self._region is None else self._region.live
 
@@ -168,7 +168,7 @@ class Arena:
         if guess is not None:
             _have_workspaces()
             region = self._region_for(guessed, *guess())
-        if region is None and not self.held:
+        if region is None and not self.live_tensors:
             self._drop()  # this run takes its memory elsewhere
         try:
             outputs, recorded = self._allocator.record(call, region, guessed.script)
