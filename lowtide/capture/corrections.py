@@ -37,6 +37,8 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
         return _OVER_SIZES.get(func.overloadpacket) or decomposition_table[func]
     if wrong is Fake.MISSING:
         return _as_first
+    if func is _ATEN._cudnn_rnn_backward.default:
+        return _gradients_of_layers
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
 
 
@@ -61,6 +63,36 @@ _OVER_SIZES: dict[Any, Any] = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _
 
 def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.empty_like(first)
+
+
+def _layers(args: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Recurrent layers of cuDNN, which leave the buffer that they made of their weights."""
+    output, *states, buffer = out
+    made = buffer if buffer is not None else output.new_empty(sum(each.numel() for each in args[1]), dtype=args[1][0].dtype)
+    return _lying(output, args[10], args[14]), *states, made
+
+
+def _gradients_of_layers(given: torch.Tensor, weights: Sequence[torch.Tensor], each: int, buffer: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+    """Those of the weights lie in one buffer, as the weights do in theirs; without one, all matrices lie before all biases."""
+    (hidden, cell), rows_first, lengths, wanted = args[:2], args[10], args[14], args[17]
+    whole, at = buffer.new_empty(buffer.shape), 0
+    order = sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1)
+    offsets = dict[int, Extent]()
+    for index in order:
+        shared = address(weights[index]) == address(buffer)
+        offsets[index] = weights[index].storage_offset() - buffer.storage_offset() if shared else at
+        at += weights[index].numel()
+    gradients = [whole.as_strided(weight.shape, weight.stride(), offsets[index]) for index, weight in enumerate(weights)]
+    of_cell = None if cell is None else cell.new_empty(cell.shape)
+    return _lying(given, rows_first, lengths), hidden.new_empty(hidden.shape), of_cell, gradients if wanted[3] else []
+
+
+def _lying(like: torch.Tensor, rows_first: bool, lengths: Sequence[int]) -> torch.Tensor:
+    """What cuDNN computes a place of all sequences at a time, turned where rows are to come first."""
+    if not rows_first or lengths:
+        return like.new_empty(like.shape)
+    rows, length, width = like.shape
+    return like.new_empty((length, rows, width)).transpose(0, 1)
 
 
 def _viewed(func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype) -> torch.Tensor:
@@ -111,6 +143,8 @@ def corrected(func: OpOverload, args: tuple[Any, ...], out: Any) -> Any:
         return (out[0].new_empty(()), *out[1:])
     if wrong is Fake.KEEPS_ELEMENTS and out.dim() == 0:
         return out.new_empty(math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))).as_strided((), ())
+    if func is _ATEN._cudnn_rnn.default:
+        return _layers(args, out)
     return _batch_norm(args, out) if wrong is Fake.STATISTICS_TYPE else out
 
 

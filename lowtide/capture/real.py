@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.blocks import address, dtype_name
-from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
+from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, pieces_of, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
 from lowtide.capture.sizes.probes import UnprobedError, bytes_left, dense_stride, probed
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
@@ -205,7 +205,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
         with suppress(UnprobedError):
             return probed(symbols, func, args, kwargs, as_real) if over_sizes else as_real()
         raise
-    return _put_right(out, tensors_in((*args, *kwargs.values())), ask, symbols)
+    return _put_right(func, out, tensors_in((*args, *kwargs.values())), ask, symbols)
 
 
 def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols) -> Any:
@@ -217,7 +217,10 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
         run = kernel(func, args, kwargs)
 
         def ask(*args: Any, **kwargs: Any) -> Any:
-            with _not_remembered(func, tensors_in((*args, *kwargs.values()))):
+            mode = next((each.fake_mode for each in tensors_in((*args, *kwargs.values())) if isinstance(each, FakeTensor)), None)
+            if mode is None or len(func._schema.returns) < 2:
+                return run(*args, **kwargs)
+            with not_remembered(mode):
                 return run(*args, **kwargs)
 
         return remembered(func, args, kwargs, ask) if run is func else ask(*args, **kwargs)
@@ -233,12 +236,8 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
 
 
 @contextmanager
-def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have the fake kernel of several results run: torch remembers how each of them looked, but not which of them were one tensor."""
-    mode = next((each.fake_mode for each in given if isinstance(each, FakeTensor)), None)
-    if mode is None or len(func._schema.returns) < 2:
-        yield
-        return
+def not_remembered(mode: FakeTensorMode) -> Iterator[None]:
+    """Have fake kernels run: of several results torch remembers the looks, but not which were one tensor; and it holds given storages."""
     before, mode.cache_enabled = mode.cache_enabled, False
     try:
         yield
@@ -246,9 +245,9 @@ def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator
         mode.cache_enabled = before
 
 
-def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Results | None], symbols: Symbols) -> Any:
+def _put_right(func: OpOverload, out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Results | None], symbols: Symbols) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
-    pieces, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
+    pieces, addresses = pieces_of(out), set(map(address, given))
     dense = [isinstance(each, torch.Tensor) and each.layout is torch.strided and each.device.type != "meta" for each in pieces]
     fresh = [is_dense and address(piece) not in addresses for is_dense, piece in zip(dense, pieces, strict=True)]
     if not any(fresh):
@@ -270,15 +269,16 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
         piece if mine is None or spec is None or spec == mine else instead(which, spec, piece)
         for which, (piece, mine, spec) in enumerate(zip(pieces, thought, real, strict=True))
     ]
-    return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
+    return _structured(func, right)
 
 
 def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:
-    """Results as the operator returns them: one, several, or a list."""
-    returns = func._schema.returns
-    if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
-        return pieces[0]
-    return pieces if len(returns) == 1 else tuple(pieces)
+    """Results as the operator returns them: one, several, a list, or several of which one is a list."""
+    lists = [isinstance(each.type, torch.ListType) for each in func._schema.returns]
+    if True not in lists:
+        return pieces[0] if len(lists) == 1 else tuple(pieces)
+    at, behind = lists.index(True), len(pieces) - len(lists) + lists.index(True) + 1
+    return pieces if len(lists) == 1 else (*pieces[:at], pieces[at:behind], *pieces[behind:])
 
 
 def _look(tensor: torch.Tensor) -> ResultSpec:

@@ -22,7 +22,7 @@ from math import prod
 import sympy
 import torch
 
-from lowtide.cost.lab.operators import argument, of_torch, operator
+from lowtide.cost.lab.operators import argument, of_torch, operator, pieces_of
 from lowtide.cpu.checks import check_region, is_constant, shapes_of
 from lowtide.cpu.expressions import name_of
 from lowtide.cpu.known import ATTENTION, NORMS, following
@@ -126,7 +126,7 @@ def check_view(node: Node) -> None:
         view = called(*(argument(arg, known) for arg in node.args), **{key: argument(arg, known) for key, arg in node.kwargs})
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
-    for value, result in zip(node.outputs, view if isinstance(view, (list, tuple)) else (view,), strict=False):
+    for value, result in zip(node.outputs, pieces_of(view), strict=False):
         if value is None:
             continue
         lies = result.storage_offset() == value.offset and same_strides(tuple(result.shape), result.stride(), value.stride)

@@ -69,6 +69,7 @@ class Fake(Enum):
     FIXES_SIZES = "it takes symbolic sizes for numbers"
     KEEPS_ELEMENTS = "the sum or mean of a loss lies on the storage of all its elements, which the real one has made first"
     MISSING = "up to torch 2.11 there is none; results look as the first argument does"
+    CUDNN_RNN = "rows that come first lie densely, and no buffer of the weights is made where none is given; of gradients there is none"
 
 
 class Collective(Enum):
