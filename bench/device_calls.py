@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lowtide.api.stages import Stages
 from torch.utils._pytree import tree_map
 
 import lowtide
@@ -28,6 +27,7 @@ from bench.sweep import Row
 from bench.torch_db.database import Database, main
 from bench.torch_db.trial import brief
 from lowtide.api.captures import Captures
+from lowtide.base.stages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.ir.graph import Graph

@@ -68,8 +68,8 @@ def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
         return []
     if sum(isinstance(each.type, torch.ListType) for each in func._schema.returns) > 1:
         raise CaptureError(
-            f"{operators.name_of(func)} at {users_line()} returns several lists of tensors, of which a graph can hold one: call an operator "
-            "that returns the tensors of one list"
+            f"{operators.name_of(func)} at {users_line()} returns several lists of tensors, of which a graph can hold one: call one that "
+            "returns the tensors of one list"
         )
     return [piece if isinstance(piece, FakeTensor) else None for piece in pieces_of(out)]
 

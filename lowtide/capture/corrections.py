@@ -72,7 +72,9 @@ def _layers(args: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
     return _lying(output, args[10], args[14]), *states, made
 
 
-def _gradients_of_layers(given: torch.Tensor, weights: Sequence[torch.Tensor], each: int, buffer: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+def _gradients_of_layers(
+    given: torch.Tensor, weights: Sequence[torch.Tensor], each: int, buffer: torch.Tensor, *args: Any
+) -> tuple[Any, ...]:
     """Those of the weights lie in one buffer, as the weights do in theirs; without one, all matrices lie before all biases."""
     (hidden, cell), rows_first, lengths, wanted = args[:2], args[10], args[14], args[17]
     whole, at = buffer.new_empty(buffer.shape), 0

@@ -110,8 +110,8 @@ _NOISE = "aten.rrelu_with_noise_functional.default"
 _DRAWS = (
     *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS) for name in _PLAIN),
     *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS, unread=(0,)) for name in _OVERWRITING),
-    Operator(name="aten._cudnn_rnn", draws=Draws.ALWAYS, fake=Fake.CUDNN_RNN),
-    Operator(name="aten._cudnn_rnn_backward", fake=Fake.CUDNN_RNN),
+    Operator(name="aten._cudnn_rnn", draws=Draws.WITH_PROBABILITY, probability=11, fake=Fake.CUDNN_RNN),
+    Operator(name="aten._cudnn_rnn_backward", fake=Fake.CUDNN_RNN, once=True),
     Operator(name="lowtide.truncated_normal", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli_", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli.p", draws=Draws.ALWAYS, unread=(0,)),
