@@ -20,6 +20,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Atom, Node, Value
 from lowtide.ir.operators.row import Collective
+from lowtide.ir.result_specs import pieces_of
 from lowtide.ir.sizes import contiguous_stride
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -72,12 +73,6 @@ def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
             "returns the tensors of one list"
         )
     return [piece if isinstance(piece, FakeTensor) else None for piece in pieces_of(out)]
-
-
-def pieces_of(out: Any) -> list[Any]:
-    """What an operator returns, tensor by tensor: a list counts as its items, also where it is one of several results."""
-    items = out if isinstance(out, (list, tuple)) else (out,)
-    return [piece for item in items for piece in (item if isinstance(item, (list, tuple)) else (item,))]
 
 
 def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:

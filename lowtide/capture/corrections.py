@@ -68,33 +68,27 @@ def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _layers(args: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
     """Recurrent layers of cuDNN, which leave the buffer that they made of their weights."""
     output, *states, buffer = out
-    made = buffer if buffer is not None else output.new_empty(sum(each.numel() for each in args[1]), dtype=args[1][0].dtype)
-    return _lying(output, args[10], args[14]), *states, made
+    flat = buffer if buffer is not None else output.new_empty(sum(each.numel() for each in args[1]), dtype=args[1][0].dtype)
+    return _by_places(output, args[10], args[14]), *states, flat
 
 
-def _gradients_of_layers(
-    given: torch.Tensor, weights: Sequence[torch.Tensor], each: int, buffer: torch.Tensor, *args: Any
-) -> tuple[Any, ...]:
-    """Those of the weights lie in one buffer, as the weights do in theirs; without one, all matrices lie before all biases."""
-    (hidden, cell), rows_first, lengths, wanted = args[:2], args[10], args[14], args[17]
-    whole, at = buffer.new_empty(buffer.shape), 0
-    order = sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1)
-    offsets = dict[int, Extent]()
-    for index in order:
-        shared = address(weights[index]) == address(buffer)
-        offsets[index] = weights[index].storage_offset() - buffer.storage_offset() if shared else at
-        at += weights[index].numel()
-    gradients = [whole.as_strided(weight.shape, weight.stride(), offsets[index]) for index, weight in enumerate(weights)]
+def _gradients_of_layers(given: torch.Tensor, weights: Sequence[torch.Tensor], _: int, buffer: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+    """Those of the weights lie in one buffer, as the weights do in theirs; where they do not, matrices lie before biases."""
+    hidden, cell, whole, at, gradients = *args[:2], buffer.new_empty(buffer.shape), 0, dict[int, torch.Tensor]()
+    for index in sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1):
+        weight = weights[index]
+        offset = weight.storage_offset() - buffer.storage_offset() if address(weight) == address(buffer) else at
+        gradients[index] = whole.as_strided(weight.shape, weight.stride(), offset)
+        at += weight.numel()
     of_cell = None if cell is None else cell.new_empty(cell.shape)
-    return _lying(given, rows_first, lengths), hidden.new_empty(hidden.shape), of_cell, gradients if wanted[3] else []
+    of_weights = [gradients[index] for index in range(len(weights))] if args[17][3] else []
+    return _by_places(given, args[10], args[14]), hidden.new_empty(hidden.shape), of_cell, of_weights
 
 
-def _lying(like: torch.Tensor, rows_first: bool, lengths: Sequence[int]) -> torch.Tensor:
-    """What cuDNN computes a place of all sequences at a time, turned where rows are to come first."""
-    if not rows_first or lengths:
-        return like.new_empty(like.shape)
-    rows, length, width = like.shape
-    return like.new_empty((length, rows, width)).transpose(0, 1)
+def _by_places(like: torch.Tensor, rows_first: bool, lengths: Sequence[int]) -> torch.Tensor:
+    """What lies with the first place of all sequences first, also where rows come first."""
+    rows, *places = like.shape
+    return like.new_empty((places[0], rows, places[1])).transpose(0, 1) if rows_first and not lengths else like.new_empty(like.shape)
 
 
 def _viewed(func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype) -> torch.Tensor:

@@ -28,7 +28,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.blocks import address, dtype_name
-from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, pieces_of, tensors_in, why_untraceable
+from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.corrections import corrected, kernel
 from lowtide.capture.sizes.probes import UnprobedError, bytes_left, dense_stride, probed
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
@@ -36,7 +36,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.nodes import is_collective
-from lowtide.ir.result_specs import Really, Results, ResultSpec, differ, unknown
+from lowtide.ir.result_specs import Really, Results, ResultSpec, differ, pieces_of, unknown
 
 _MOST = 20_000  # looks; what comes later is asked for each time
 _SIMPLE = frozenset({int, bool, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -130,30 +130,26 @@ def _is_plain(tensor: FakeTensor) -> bool:
 def _lie_apart(tensors: list[FakeTensor]) -> bool:
     """Whether none of them is a part of another."""
     different = {id(each): each for each in tensors}.values()
-    return len(set(map(_storage, different))) == len(different)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return len(set(map(address, different))) == len(different)
 
 
 def _said(out: Any, kind: str, given: list[FakeTensor]) -> Any:
     """What to remember of an answer; None where more than looks counts."""
     if kind is _WRITTEN:
         return True if out is given[0] else None
-    pieces = list(out) if isinstance(out, (tuple, list)) else [out]
+    pieces = pieces_of(out)
     if any(type(piece) is not FakeTensor or not _is_plain(piece) or piece.fake_mode is not given[0].fake_mode for piece in pieces):
         return None
     if any(type(extent) is not int for piece in pieces for extent in (*piece.shape, *piece.stride(), piece.storage_offset())):
         return None
     layouts = [(tuple(piece.shape), piece.stride()) for piece in pieces]
     if kind is _VIEW:
-        same = _storage(out) == _storage(given[0]) and out.dtype is given[0].dtype and out.fake_device == given[0].fake_device
+        same = address(out) == address(given[0]) and out.dtype is given[0].dtype and out.fake_device == given[0].fake_device
         return (*layouts[0], out.storage_offset() - given[0].storage_offset()) if same else None
     with no_dispatch():
         dense = [torch.empty_strided(*layout, dtype=piece.dtype, device="meta") for layout, piece in zip(layouts, pieces, strict=True)]
     sizes = [(plain.untyped_storage().nbytes(), piece.untyped_storage().nbytes()) for plain, piece in zip(dense, pieces, strict=True)]
-    apart = len({*map(_storage, pieces), *map(_storage, given)}) == len(pieces) + len({*map(_storage, given)})
+    apart = len({*map(address, pieces), *map(address, given)}) == len(pieces) + len({*map(address, given)})
     if not apart or any(one != two for one, two in sizes) or any(piece.storage_offset() for piece in pieces):
         return None
     return [(layout, piece.dtype, piece.fake_device) for layout, piece in zip(layouts, pieces, strict=True)]

@@ -1,23 +1,18 @@
-"""Norms that update running statistics on the side, as functions: their results, then the statistics as they are afterwards.
-
-Copies are updated, as `aten::_native_batch_norm_legit_functional` does for the one norm of ATen's own that has such a form.
-"""
+"""Norms that update running statistics on the side, as functions: their results, then copies of the statistics that were updated."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from lowtide.kernels.library import define
 
 
-def _define(op: OpOverload) -> None:
+def _define(op: Any) -> None:
     places = [at for at, argument in enumerate(op._schema.arguments) if argument.name in ("running_mean", "running_var")]
 
     def functional(*args: Any) -> tuple[torch.Tensor, ...]:
-        """Of the operator's own arguments."""
         given = [arg.clone() if at in places else arg for at, arg in enumerate(args)]
         return (*op(*given), *(given[at] for at in places))
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from lowtide.cost.lab.operators import argument, operator, pieces_of
+from lowtide.cost.lab.operators import argument, operator
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.result_specs import same_strides
+from lowtide.ir.result_specs import pieces_of, same_strides
 
 Regions = Mapping[str, Callable[..., Sequence[Any]]]
 

@@ -22,7 +22,7 @@ from math import prod
 import sympy
 import torch
 
-from lowtide.cost.lab.operators import argument, of_torch, operator, pieces_of
+from lowtide.cost.lab.operators import argument, of_torch, operator
 from lowtide.cpu.checks import check_region, is_constant, shapes_of
 from lowtide.cpu.expressions import name_of
 from lowtide.cpu.known import ATTENTION, NORMS, following
@@ -31,7 +31,7 @@ from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.check.graph_check import check_graph, check_order
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import check_operators, is_view
-from lowtide.ir.result_specs import same_strides
+from lowtide.ir.result_specs import pieces_of, same_strides
 from lowtide.ir.sizes import ITEM_BYTES
 
 # Beside torch's core and what is element by element: names that stand for several of these, and what only torch calls but looks at itself.

@@ -55,12 +55,6 @@ def argument(arg: Arg, values: Mapping[Value, Any]) -> Any:
     return atom(arg.kind, arg.name) if isinstance(arg, Atom) else arg
 
 
-def pieces_of(out: Any) -> list[Any]:
-    """What an operator returns, tensor by tensor: a list counts as its items, also where it is one of several results."""
-    items = out if isinstance(out, (list, tuple)) else () if out is None else (out,)
-    return [piece for item in items for piece in (item if isinstance(item, (list, tuple)) else (item,))]
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """ "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from lowtide.cost.lab.operators import atom, dtype_name, of_torch, operator, pieces_of
+from lowtide.cost.lab.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
+from lowtide.ir.result_specs import pieces_of
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
