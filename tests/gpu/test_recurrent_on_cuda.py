@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 import lowtide
 from bench.device_calls import recorded
+from lowtide.capture.corrections import corrected, kernel
+from lowtide.ir.result_specs import pieces_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -170,6 +174,45 @@ def test_an_instance_norm_updates_its_statistics(affine: bool, form: str) -> Non
         step(x)
     assert step.source.count(form) == 1
     assert all(f"{name}.copy_(" in step.source for name in ("running_mean", "running_var"))
+
+
+LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "LSTM": (nn.LSTM, {}),
+    "GRU": (nn.GRU, {}),
+    "rows first": (nn.LSTM, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
+    "rows first, a GRU": (nn.GRU, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
+}
+
+
+@pytest.mark.parametrize("has_buffer", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_fakes_look_as_what_cudnn_gives(name: str, has_buffer: bool) -> None:
+    """But for what it keeps for the gradient, whose bytes only it knows."""
+    (cell, options), mode = LAYERS[name], 2 if LAYERS[name][0] is nn.LSTM else 3
+    layer = cell(8, 16, **options).cuda()
+    weights, x = [each.detach() for each in layer.parameters()], torch.randn(5, 3, 8, device="cuda")
+    hidden = torch.randn(4 if options else 1, 5 if options else 3, 16, device="cuda")
+    state = hidden, (hidden.clone() if mode == 2 else None)
+    buffer = torch.empty(0, device="cuda").set_(weights[0].untyped_storage()) if has_buffer else None
+    settings = mode, 16, 0, layer.num_layers, layer.batch_first, 0.0, True, layer.bidirectional, [], None
+    forward, backward = torch.ops.aten._cudnn_rnn.default, torch.ops.aten._cudnn_rnn_backward.default
+    given = (x, weights, 4, buffer, *state, *settings)
+    results = forward(*given)
+    wanted = [True, True, mode == 2, True]
+    given_back = (x, weights, 4, results[4], *state, results[0], torch.ones_like(results[0]), None, None, *settings, results[3], wanted)
+    gradients = backward(*given_back)
+    with FakeTensorMode() as fakes:
+        fake, fake_back = (tree_map_only(torch.Tensor, fakes.from_tensor, each) for each in (given, given_back))
+        thought = corrected(forward, fake, kernel(forward, fake, {})(*fake))
+        thought_back = kernel(backward, fake_back, {})(*fake_back)
+    looks = [[look(each) for at, each in enumerate(pieces_of(out)) if at != 3] for out in (results, thought)]
+    assert looks[0] == looks[1]
+    assert [look(each) for each in pieces_of(thought_back)] == [look(each) for each in pieces_of(gradients)]
+    assert [len({each.untyped_storage()._cdata for each in out[3]}) for out in (gradients, thought_back)] == [1, 1]
+
+
+def look(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @pytest.mark.computes
