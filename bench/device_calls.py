@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lowtide.base.stages import Stages
 from torch.utils._pytree import tree_map
 
 import lowtide
@@ -28,6 +27,7 @@ from bench.sweep import Row
 from bench.torch_db.database import Database, main
 from bench.torch_db.trial import brief
 from lowtide.api.captures import Captures
+from lowtide.base.stages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.lab.laboratory import Laboratory
 from lowtide.ir.graph import Graph
@@ -232,7 +232,7 @@ def program_of(model: Any, optimizer: Any) -> Callable[[], Any]:
     with Laboratory(gradients=training is not None, tries=False) as laboratory:
         captured = Captures(model, training, torch.device("cuda"), Stages(None, False)).programs((), {}, laboratory)[-1]
     program = Program(lower(_AsCaptured.of(captured.graph)), training is not None, ("cuda",))
-    view = Caller(model, optimizer).view()
+    view = Caller(model, optimizer).look()
     inputs = [view.read(slot, captured.constants) for slot in captured.slots]
     return lambda: program(inputs)
 

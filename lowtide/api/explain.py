@@ -184,17 +184,10 @@ _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 @told_in_values
 @collected_seldom()
 def explain(
-    model: nn.Module,
-    batch: Any,
-    *,
-    loss: Callable[..., Any] | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    memory: int | str | None = None,
-    training: Training = Training(),
-    shapes: Shapes = Shapes(),
-    planning: Planning = Planning(),
-    run: Run = Run(),
-) -> Explanation:
+    model: nn.Module, batch: Any, *, loss: Callable[..., Any] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None, memory: int | str | None = None,
+    training: Training = Training(), shapes: Shapes = Shapes(), planning: Planning = Planning(), run: Run = Run(),
+) -> Explanation:  # fmt: skip
     """Where the program's memory peaks as it stands, what is held then, and what would lower it; `print` it.
 
     The program is followed under fake tensors and the model does not run, so that it may lie on the meta device. Model, optimizer and

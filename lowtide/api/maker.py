@@ -39,16 +39,9 @@ from lowtide.runtime.unchanged.premises import Premises
 from lowtide.schedule import Solver
 
 _SCHEMES: dict[type, str] = {
-    Product: "register tiles",
-    Convolution: "register tiles",
-    Winograd: "transformed tiles",
-    Batched: "register tiles",
-    Attention: "rows of scores",
-    Windows: "windows",
-    RowReduction: "row by row",
-    Map: "element by element",
-    Pad: "element by element",
-}
+    Product: "register tiles", Convolution: "register tiles", Winograd: "transformed tiles", Batched: "register tiles",
+    Attention: "rows of scores", Windows: "windows", RowReduction: "row by row", Map: "element by element", Pad: "element by element",
+}  # fmt: skip
 
 
 def with_generated(plan: Plan) -> Plan:

@@ -20,6 +20,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Atom, Node, Value
 from lowtide.ir.operators.row import Collective
+from lowtide.ir.result_specs import pieces_of
 from lowtide.ir.sizes import contiguous_stride
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -64,12 +65,14 @@ def results_of(func: OpOverload, out: Any) -> list[torch.Tensor | None]:
 
     A real tensor among them is a constant from there on, not made by the operator.
     """
-    pieces = out if isinstance(out, (list, tuple)) else (out,)
-    if any(isinstance(piece, (list, tuple)) for piece in pieces):
-        raise CaptureError(f"{operators.name_of(func)} at {users_line()} returns lists within a tuple, which a graph cannot hold")
     if len(func._schema.returns) == 0:
         return []
-    return [piece if isinstance(piece, FakeTensor) else None for piece in pieces]
+    if sum(isinstance(each.type, torch.ListType) for each in func._schema.returns) > 1:
+        raise CaptureError(
+            f"{operators.name_of(func)} at {users_line()} returns several lists of tensors, of which a graph can hold one: call one that "
+            "returns the tensors of one list"
+        )
+    return [piece if isinstance(piece, FakeTensor) else None for piece in pieces_of(out)]
 
 
 def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:

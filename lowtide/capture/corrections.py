@@ -37,6 +37,8 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
         return _OVER_SIZES.get(func.overloadpacket) or decomposition_table[func]
     if wrong is Fake.MISSING:
         return _as_first
+    if func is _ATEN._cudnn_rnn_backward.default:
+        return _gradients_of_layers
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
 
 
@@ -61,6 +63,32 @@ _OVER_SIZES: dict[Any, Any] = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _
 
 def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.empty_like(first)
+
+
+def _layers(args: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Recurrent layers of cuDNN, which leave the buffer that they made of their weights."""
+    output, *states, buffer = out
+    flat = buffer if buffer is not None else output.new_empty(sum(each.numel() for each in args[1]), dtype=args[1][0].dtype)
+    return _by_places(output, args[10], args[14]), *states, flat
+
+
+def _gradients_of_layers(given: torch.Tensor, weights: Sequence[torch.Tensor], _: int, buffer: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+    """Those of the weights lie in one buffer, as the weights do in theirs; where they do not, matrices lie before biases."""
+    hidden, cell, whole, at, gradients = *args[:2], buffer.new_empty(buffer.shape), 0, dict[int, torch.Tensor]()
+    for index in sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1):
+        weight = weights[index]
+        offset = weight.storage_offset() - buffer.storage_offset() if address(weight) == address(buffer) else at
+        gradients[index] = whole.as_strided(weight.shape, weight.stride(), offset)
+        at += weight.numel()
+    of_cell = None if cell is None else cell.new_empty(cell.shape)
+    of_weights = [gradients[index] for index in range(len(weights))] if args[17][3] else []
+    return _by_places(given, args[10], args[14]), hidden.new_empty(hidden.shape), of_cell, of_weights
+
+
+def _by_places(like: torch.Tensor, rows_first: bool, lengths: Sequence[int]) -> torch.Tensor:
+    """What lies with the first place of all sequences first, also where rows come first."""
+    rows, *places = like.shape
+    return like.new_empty((places[0], rows, places[1])).transpose(0, 1) if rows_first and not lengths else like.new_empty(like.shape)
 
 
 def _viewed(func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype) -> torch.Tensor:
@@ -111,6 +139,8 @@ def corrected(func: OpOverload, args: tuple[Any, ...], out: Any) -> Any:
         return (out[0].new_empty(()), *out[1:])
     if wrong is Fake.KEEPS_ELEMENTS and out.dim() == 0:
         return out.new_empty(math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))).as_strided((), ())
+    if func is _ATEN._cudnn_rnn.default:
+        return _layers(args, out)
     return _batch_norm(args, out) if wrong is Fake.STATISTICS_TYPE else out
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -36,7 +36,7 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.ir.operators.nodes import is_collective
-from lowtide.ir.result_specs import Really, Results, ResultSpec, differ, unknown
+from lowtide.ir.result_specs import Really, Results, ResultSpec, differ, pieces_of, unknown
 
 _MOST = 20_000  # looks; what comes later is asked for each time
 _SIMPLE = frozenset({int, bool, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -130,30 +130,26 @@ def _is_plain(tensor: FakeTensor) -> bool:
 def _lie_apart(tensors: list[FakeTensor]) -> bool:
     """Whether none of them is a part of another."""
     different = {id(each): each for each in tensors}.values()
-    return len(set(map(_storage, different))) == len(different)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return len(set(map(address, different))) == len(different)
 
 
 def _said(out: Any, kind: str, given: list[FakeTensor]) -> Any:
     """What to remember of an answer; None where more than looks counts."""
     if kind is _WRITTEN:
         return True if out is given[0] else None
-    pieces = list(out) if isinstance(out, (tuple, list)) else [out]
+    pieces = pieces_of(out)
     if any(type(piece) is not FakeTensor or not _is_plain(piece) or piece.fake_mode is not given[0].fake_mode for piece in pieces):
         return None
     if any(type(extent) is not int for piece in pieces for extent in (*piece.shape, *piece.stride(), piece.storage_offset())):
         return None
     layouts = [(tuple(piece.shape), piece.stride()) for piece in pieces]
     if kind is _VIEW:
-        same = _storage(out) == _storage(given[0]) and out.dtype is given[0].dtype and out.fake_device == given[0].fake_device
+        same = address(out) == address(given[0]) and out.dtype is given[0].dtype and out.fake_device == given[0].fake_device
         return (*layouts[0], out.storage_offset() - given[0].storage_offset()) if same else None
     with no_dispatch():
         dense = [torch.empty_strided(*layout, dtype=piece.dtype, device="meta") for layout, piece in zip(layouts, pieces, strict=True)]
     sizes = [(plain.untyped_storage().nbytes(), piece.untyped_storage().nbytes()) for plain, piece in zip(dense, pieces, strict=True)]
-    apart = len({*map(_storage, pieces), *map(_storage, given)}) == len(pieces) + len({*map(_storage, given)})
+    apart = len({*map(address, pieces), *map(address, given)}) == len(pieces) + len({*map(address, given)})
     if not apart or any(one != two for one, two in sizes) or any(piece.storage_offset() for piece in pieces):
         return None
     return [(layout, piece.dtype, piece.fake_device) for layout, piece in zip(layouts, pieces, strict=True)]
@@ -205,7 +201,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: N
         with suppress(UnprobedError):
             return probed(symbols, func, args, kwargs, as_real) if over_sizes else as_real()
         raise
-    return _put_right(out, tensors_in((*args, *kwargs.values())), ask, symbols)
+    return _put_right(func, out, tensors_in((*args, *kwargs.values())), ask, symbols)
 
 
 def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols) -> Any:
@@ -217,7 +213,10 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
         run = kernel(func, args, kwargs)
 
         def ask(*args: Any, **kwargs: Any) -> Any:
-            with _not_remembered(func, tensors_in((*args, *kwargs.values()))):
+            mode = next((each.fake_mode for each in tensors_in((*args, *kwargs.values())) if isinstance(each, FakeTensor)), None)
+            if mode is None or len(func._schema.returns) < 2:
+                return run(*args, **kwargs)
+            with not_remembered(mode):
                 return run(*args, **kwargs)
 
         return remembered(func, args, kwargs, ask) if run is func else ask(*args, **kwargs)
@@ -233,12 +232,8 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
 
 
 @contextmanager
-def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have the fake kernel of several results run: torch remembers how each of them looked, but not which of them were one tensor."""
-    mode = next((each.fake_mode for each in given if isinstance(each, FakeTensor)), None)
-    if mode is None or len(func._schema.returns) < 2:
-        yield
-        return
+def not_remembered(mode: FakeTensorMode) -> Iterator[None]:
+    """Have fake kernels run: of several results torch remembers the looks, but not which were one tensor; and it holds given storages."""
     before, mode.cache_enabled = mode.cache_enabled, False
     try:
         yield
@@ -246,9 +241,9 @@ def _not_remembered(func: OpOverload, given: Sequence[torch.Tensor]) -> Iterator
         mode.cache_enabled = before
 
 
-def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Results | None], symbols: Symbols) -> Any:
+def _put_right(func: OpOverload, out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Results | None], symbols: Symbols) -> Any:
     """Results with new fakes for those that look otherwise than real ones. Views of arguments, and what shares a storage, are left."""
-    pieces, addresses = list(out) if isinstance(out, (list, tuple)) else [out], set(map(address, given))
+    pieces, addresses = pieces_of(out), set(map(address, given))
     dense = [isinstance(each, torch.Tensor) and each.layout is torch.strided and each.device.type != "meta" for each in pieces]
     fresh = [is_dense and address(piece) not in addresses for is_dense, piece in zip(dense, pieces, strict=True)]
     if not any(fresh):
@@ -270,15 +265,16 @@ def _put_right(out: Any, given: Sequence[torch.Tensor], ask: Callable[..., Resul
         piece if mine is None or spec is None or spec == mine else instead(which, spec, piece)
         for which, (piece, mine, spec) in enumerate(zip(pieces, thought, real, strict=True))
     ]
-    return type(out)(right) if isinstance(out, (list, tuple)) else right[0]
+    return _structured(func, right)
 
 
 def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:
-    """Results as the operator returns them: one, several, or a list."""
-    returns = func._schema.returns
-    if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
-        return pieces[0]
-    return pieces if len(returns) == 1 else tuple(pieces)
+    """Results as the operator returns them: one, several, a list, or several of which one is a list."""
+    lists = [isinstance(each.type, torch.ListType) for each in func._schema.returns]
+    if True not in lists:
+        return pieces[0] if len(lists) == 1 else tuple(pieces)
+    at, behind = lists.index(True), len(pieces) - len(lists) + lists.index(True) + 1
+    return pieces if len(lists) == 1 else (*pieces[:at], pieces[at:behind], *pieces[behind:])
 
 
 def _look(tensor: torch.Tensor) -> ResultSpec:

@@ -39,7 +39,7 @@ from lowtide.capture.formulas import eager_memory
 from lowtide.capture.formulas.autocast import calls_within
 from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED, CollectiveChain
 from lowtide.capture.ranks.wholes import WholeTensors
-from lowtide.capture.real import run
+from lowtide.capture.real import not_remembered, run
 from lowtide.capture.repeats import copies
 from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
@@ -247,7 +247,8 @@ class Recorder(TorchDispatchMode):
     def _set(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """`set_` puts a tensor's data elsewhere."""
         if not self.draft.owns(args[0]):
-            return func(*args, **kwargs)
+            with not_remembered(self.draft.fake_mode):
+                return func(*args, **kwargs)
         if func is not torch.ops.aten.set_.source_Tensor:
             raise CaptureError(f"set_ of a tensor of the caller, at {users_line()}: give it a tensor, not a storage, or copy_ into it")
         self.data.put(args[0], args[1], self.record)

@@ -135,20 +135,10 @@ def _attention(node: Node, fixed: Collection[Value]) -> bool:
 
 
 _KNOWN: dict[str, Callable[[Node, Collection[Value]], bool]] = {
-    "convolution": _convolution,
-    "addmm": _product,
-    "mm": _product,
-    "mean": _mean,
-    "native_layer_norm": _layer_norm,
-    **dict.fromkeys(NORMS, _batch_norm),
-    "max_pool2d_with_indices": _pool,
-    "avg_pool2d": _average,
-    "bmm": _batched,
-    "_softmax": _softmax,
-    "_safe_softmax": _softmax,
-    ATTENTION: _attention,
-    "_adaptive_avg_pool2d": _global_pool,
-}
+    "convolution": _convolution, "addmm": _product, "mm": _product, "mean": _mean, "native_layer_norm": _layer_norm,
+    **dict.fromkeys(NORMS, _batch_norm), "max_pool2d_with_indices": _pool, "avg_pool2d": _average, "bmm": _batched, "_softmax": _softmax,
+    "_safe_softmax": _softmax, ATTENTION: _attention, "_adaptive_avg_pool2d": _global_pool,
+}  # fmt: skip
 
 
 def following(body: Graph, given: Collection[Value]) -> set[Value]:

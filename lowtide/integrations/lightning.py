@@ -41,13 +41,9 @@ class LowtideStrategy(SingleDeviceStrategy):
     """A strategy for one device under which each update of the parameters is one step of lowtide."""
 
     def __init__(
-        self,
-        memory: int | str | None = None,
-        dynamic: Mapping[Any, Any] | str | None = None,
-        optimize: Mapping[str, Any] | None = None,
-        device: torch.device | str | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, memory: int | str | None = None, dynamic: Mapping[Any, Any] | str | None = None, optimize: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         """`memory` and `dynamic` (of one batch) are those of `lowtide.optimize`, `optimize` is what else it is to be given.
 
         `device` is Trainer's by default; further arguments are those of SingleDeviceStrategy.

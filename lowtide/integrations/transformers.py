@@ -50,13 +50,9 @@ class LowtideMixin(Trainer):
             cls.__bases__ = (*others, _Updates)  # right before Trainer, behind every base that calls `super().training_step`
 
     def __init__(
-        self,
-        *args: Any,
-        memory: int | str | None = None,
-        dynamic: Mapping[Any, Any] | str | None = None,
-        optimize: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, *args: Any, memory: int | str | None = None, dynamic: Mapping[Any, Any] | str | None = None,
+        optimize: Mapping[str, Any] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         """As the Trainer. `memory` and `dynamic` (of one batch) are those of `lowtide.optimize`, `optimize` is what else it is to be given.
 
         Raises CaptureError for what has no way into a step.

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.sizes import ITEM_BYTES
@@ -117,3 +117,9 @@ def of_fields(fields: object) -> ResultSpec | None:
 
 def _fields(spec: ResultSpec) -> list[object]:
     return [spec.dtype, list(spec.shape), list(spec.stride), spec.offset, spec.nbytes, spec.device]
+
+
+def pieces_of(out: Any) -> list[Any]:
+    """What an operator returns, tensor by tensor: a list counts as its items, also where it is one of several results."""
+    items = out if isinstance(out, (list, tuple)) else () if out is None else (out,)
+    return [piece for item in items for piece in (item if isinstance(item, (list, tuple)) else (item,))]

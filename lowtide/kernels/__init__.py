@@ -9,9 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, data_shapes, gradients, parts, pools
+from lowtide.kernels import bits, data_shapes, gradients, parts, pools, statistics
 
-__all__ = ["bits", "data_shapes", "gradients", "made_of", "parts", "pools"]
+__all__ = ["bits", "data_shapes", "gradients", "made_of", "parts", "pools", "statistics"]
 
 
 @cache

@@ -18,7 +18,7 @@ from lowtide.cost.lab.operators import argument, operator
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.result_specs import same_strides
+from lowtide.ir.result_specs import pieces_of, same_strides
 
 Regions = Mapping[str, Callable[..., Sequence[Any]]]
 
@@ -58,9 +58,7 @@ def _results(node: Node, values: Mapping[Value, Any], regions: Regions) -> Seque
         made_here = called(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
-    returns = called._schema.returns
-    several = len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
-    results = tuple(made_here) if several else (made_here,)
+    results = pieces_of(made_here)
     if len(results) != len(node.outputs):
         raise FormatError(f"{node.op}: expected {len(node.outputs)} results, as the graph says, got {len(results)}")
     return results

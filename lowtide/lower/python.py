@@ -124,22 +124,8 @@ def _extents(graph: Graph, extent: Any) -> Iterator[tuple[Value, int]]:
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _RESERVED = {
-    *keyword.kwlist,
-    "_",
-    "inputs",
-    "host",
-    "step",
-    "torch",
-    "device",
-    "inf",
-    "nan",
-    "abs",
-    "max",
-    "min",
-    "math",
-    "range",
-    "regions",
-}
+    *keyword.kwlist, "_", "inputs", "host", "step", "torch", "device", "inf", "nan", "abs", "max", "min", "math", "range", "regions",
+}  # fmt: skip
 
 
 def lower(plan: Decision) -> str:

@@ -155,13 +155,15 @@ def _assign(node: Node, text: str, names: Names) -> Iterator[str]:
     """Bind what a call gives. What nobody wants must not stay bound, or it would stay alive."""
     if not any(output is not None for output in node.outputs):
         yield f"{text}{comment(node)}"
-    elif len(node.outputs) == 1 and not _returns_list(node.op):
-        yield f"{names[node.results[0]]} = {text}{comment(node)}"
-    else:
-        targets = [names[output] if output is not None else "_" for output in node.outputs]
-        yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}{comment(node)}"
-        if "_" in targets:
-            yield "del _"
+        return
+    targets, lists = [names[output] if output is not None else "_" for output in node.outputs], _lists(node.op)
+    unwanted = "_" in targets
+    if len(lists) > 1 and True in lists:  # one of several results is a list
+        at, behind = lists.index(True), len(targets) - lists[::-1].index(True)
+        targets[at:behind] = [f"[{', '.join(targets[at:behind])}]"]
+    yield f"{', '.join(targets)}{',' if len(targets) == 1 and lists != [False] else ''} = {text}{comment(node)}"
+    if unwanted:
+        yield "del _"
 
 
 def call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: Names) -> str:
@@ -231,8 +233,9 @@ def _schema(op: str) -> torch.FunctionSchema:
     return operator(op)._schema
 
 
-def _returns_list(op: str) -> bool:
-    return isinstance(_schema(op).returns[0].type, torch.ListType)
+def _lists(op: str) -> list[bool]:
+    """Of each result of an operator, whether it is a list of tensors."""
+    return [isinstance(each.type, torch.ListType) for each in _schema(op).returns]
 
 
 def comment(node: Node) -> str:

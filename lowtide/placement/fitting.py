@@ -120,20 +120,10 @@ def _pressure(strip: Strip) -> Ints:
 
 
 _KEYS: Mapping[Order, Callable[[Strip], tuple[Any, ...]]] = {
-    "size": _by_size,
-    "area": _by_area,
-    "lifetime": _by_lifetime,
-    "start": _by_start,
-    "conflicts": _by_conflicts,
-    "pressure": _by_pressure,
-    "pressure_size": _by_pressure_and_size,
-    "outward": _outward,
-    "outward_size": _outward_by_size,
-    "peak_end": _from_peak(_late),
-    "peak_start": _from_peak(_early),
-    "peak_lifetime": _from_peak(_long),
-    "peak_inner": _from_peak(_central),
-}
+    "size": _by_size, "area": _by_area, "lifetime": _by_lifetime, "start": _by_start, "conflicts": _by_conflicts, "pressure": _by_pressure,
+    "pressure_size": _by_pressure_and_size, "outward": _outward, "outward_size": _outward_by_size, "peak_end": _from_peak(_late),
+    "peak_start": _from_peak(_early), "peak_lifetime": _from_peak(_long), "peak_inner": _from_peak(_central),
+}  # fmt: skip
 
 
 @kernel

@@ -69,12 +69,9 @@ class SpacedProblem:
 
     @classmethod
     def of(
-        cls,
-        buffers: PlaceProblem,
-        spaces: Sequence[Space],
-        allowed: Sequence[Sequence[int]] | None = None,
+        cls, buffers: PlaceProblem, spaces: Sequence[Space], allowed: Sequence[Sequence[int]] | None = None,
         benefit: ArrayLike | None = None,
-    ) -> SpacedProblem:
+    ) -> SpacedProblem:  # fmt: skip
         """The problem of `buffers`; where left out, all are allowed everywhere, and the benefit is their bytes.
 
         Raises FormatError naming the buffer: no space or an unknown one, spaces that are not from fastest to slowest, a benefit that is

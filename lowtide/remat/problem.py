@@ -122,17 +122,9 @@ class RematProblem:
 
     @classmethod
     def of(
-        cls,
-        graph: Graph,
-        cost_us: Sequence[float],
-        workspace_bytes: Sequence[int] | None = None,
-        *,
-        round_to: int = 1,
-        swap: Device | None = None,
-        swap_state: bool = False,
-        known: OrderProblem | None = None,
-        issue_us: Sequence[float] = (),
-    ) -> RematProblem:
+        cls, graph: Graph, cost_us: Sequence[float], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1,
+        swap: Device | None = None, swap_state: bool = False, known: OrderProblem | None = None, issue_us: Sequence[float] = (),
+    ) -> RematProblem:  # fmt: skip
         """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
 
         With `swap_state`, state that the caller lends may be offloaded, too. `known` is the ordering problem in which nothing is, if the

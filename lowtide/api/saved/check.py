@@ -31,7 +31,7 @@ from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.check.graph_check import check_graph, check_order
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import check_operators, is_view
-from lowtide.ir.result_specs import same_strides
+from lowtide.ir.result_specs import pieces_of, same_strides
 from lowtide.ir.sizes import ITEM_BYTES
 
 # Beside torch's core and what is element by element: names that stand for several of these, and what only torch calls but looks at itself.
@@ -126,7 +126,7 @@ def check_view(node: Node) -> None:
         view = called(*(argument(arg, known) for arg in node.args), **{key: argument(arg, known) for key, arg in node.kwargs})
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise FormatError(f"{node.op}: expected arguments as torch takes them: {error}") from error
-    for value, result in zip(node.outputs, view if isinstance(view, (list, tuple)) else (view,), strict=False):
+    for value, result in zip(node.outputs, pieces_of(view), strict=False):
         if value is None:
             continue
         lies = result.storage_offset() == value.offset and same_strides(tuple(result.shape), result.stride(), value.stride)

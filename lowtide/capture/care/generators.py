@@ -119,13 +119,9 @@ class _Draws:
     """Who draws from one generator of Python's. What nobody else was seen to do, this thread did."""
 
     def __init__(
-        self,
-        name: str,
-        functions: list[tuple[Any, str]],
-        state: Callable[[], Any],
-        set_state: Callable[[Any], None],
+        self, name: str, functions: list[tuple[Any, str]], state: Callable[[], Any], set_state: Callable[[Any], None],
         words: Callable[[Any], Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name, self._functions, self._state, self._set_state, self._words = name, functions, state, set_state, words
         self._before, self._thread = state(), threading.get_ident()
         self._known = words(self._before)  # after the last draw that was seen

@@ -178,13 +178,9 @@ def _ctc_loss(
 
 @formula(_aten.ctc_loss.Tensor)
 def _ctc_loss_of_tensors(
-    op: OpOverload,
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor,
+    op: OpOverload, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor,
     *settings: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Lengths that lie on the host beside a device's data: eager makes numbers of them wherever they lie, a fake kernel does not."""
     return op(log_probs, targets, input_lengths.to(log_probs.device), target_lengths.to(log_probs.device), *settings)
 

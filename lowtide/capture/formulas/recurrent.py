@@ -1,4 +1,6 @@
-"""Recurrent layers over symbolic sizes: ATen asks for numbers in C++, and takes another way through a layer of symbols than eager does.
+"""Recurrent layers: on a GPU what cuDNN keeps to itself, and symbolic sizes.
+
+ATen asks for numbers in C++, and takes another way through a layer of symbols than eager does.
 
 An LSTM that oneDNN computes is written here as ATen writes it (RNN.cpp and mkldnn/RNN.cpp), a call for each layer and direction, of any
 length. Whether oneDNN computes it is asked of ATen itself. All others take a step at a time, so that their length is a number.
@@ -6,12 +8,15 @@ length. Whether oneDNN computes it is asked of ATen itself. All others take a st
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.formulas.autocast import names_called
@@ -38,7 +43,32 @@ def _chunks(op: OpOverload, tensor: Tensor, chunks: int, dim: int = 0) -> Any:
 def _stepwise(op: OpOverload, given: Tensor, hidden: Tensor, params: Sequence[Tensor], *settings: Any) -> Any:
     """`settings` end with whether rows come first."""
     _refuse_symbolic(op, given.shape[1 if settings[-1] else 0])
-    return taken_apart(op, given, hidden, params, *settings)
+    return _by_aten(op, settings[-4:-2], given, hidden, params, *settings)
+
+
+@formula(_ATEN.lstm.data, _ATEN.gru.data, _ATEN.rnn_tanh.data, _ATEN.rnn_relu.data)
+def _of_lengths(op: OpOverload, given: Tensor, *arguments: Any) -> Any:
+    """Of packed sequences."""
+    return _by_aten(op, arguments[-3:-1], given, *arguments)
+
+
+def _by_aten(op: OpOverload, dropout_in_training: tuple[float, bool], given: Tensor, *arguments: Any) -> Any:
+    """As ATen takes it apart, which looks for one buffer below all weights by their addresses: a fake's is where it begins in its own."""
+    if all(dropout_in_training) and torch.cudnn_is_acceptable(given):
+        raise CaptureError(
+            f"{_named(op)} has dropout, for which cuDNN draws from a state of its own that no step can follow: set it to 0, and put "
+            "nn.Dropout between recurrent networks of one layer each"
+        )
+    _have_addresses()
+    return taken_apart(op, given, *arguments)
+
+
+@functools.cache
+def _have_addresses() -> None:
+    """Has torch say here, to nobody, what it says once in a process of addresses of fakes: ATen compares them, and reads nothing there."""
+    with warnings.catch_warnings(), _disable_current_modes(), FakeTensorMode():
+        warnings.simplefilter("ignore")
+        torch.empty(1).data_ptr()
 
 
 @formula(_ATEN.lstm.input)
@@ -48,7 +78,7 @@ def _lstm(
 ) -> Any:  # fmt: skip
     arguments = given, hidden, params, has_biases, layers, dropout, train, bidirectional, rows_first
     if not any(map(is_symbolic, (*given.shape, *hidden[0].shape))):
-        return taken_apart(op, *arguments)
+        return _by_aten(op, (dropout, train), *arguments)
     if given.shape[0] != 0 and given.device.type == "cpu" and _is_by_onednn(given.dtype):
         if len(params) % (4 if has_biases else 2):
             raise CaptureError(
@@ -58,7 +88,7 @@ def _lstm(
         with calling_formulas():
             return _by_layers(*arguments)
     _refuse_symbolic(op, given.shape[1 if rows_first else 0])
-    return taken_apart(op, *arguments)
+    return _by_aten(op, (dropout, train), *arguments)
 
 
 def _is_by_onednn(dtype: torch.dtype) -> bool:

@@ -160,14 +160,9 @@ def _rank_into(op: OpOverload, *args: Any, out: Tensor, **kwargs: Any) -> Tensor
 
 @formula(_ATEN.cross_entropy_loss.default)
 def _cross_entropy(
-    op: OpOverload,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = _MEAN,
-    ignore_index: int = -100,
+    op: OpOverload, logits: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN, ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """With weights and label smoothing the mean divides by the weights of the targets that count, which eager selects."""
     classes = target.is_floating_point() and target.shape == logits.shape
     if weight is None or weight.requires_grad or not label_smoothing or reduction != _MEAN or classes:

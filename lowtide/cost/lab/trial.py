@@ -22,6 +22,7 @@ import torch
 
 from lowtide.cost.lab.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
+from lowtide.ir.result_specs import pieces_of
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -90,7 +91,7 @@ class _Kitchen:
         self._results: list[list[Any]] = []
 
     def run(self, step: dict[str, Any]) -> None:
-        self._results.append(_pieces(self.ready(step)()))
+        self._results.append(pieces_of(self.ready(step)()))
 
     def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
         func, args = operator(step["op"]), [self._argument(arg) for arg in step["args"]]
@@ -124,15 +125,8 @@ class _Kitchen:
 
 def _noted(out: Any, seen: list[Any]) -> Any:
     """Note what results look like, and hand them on."""
-    seen += [_look(piece) for piece in _pieces(out)]
+    seen += [_look(piece) for piece in pieces_of(out)]
     return out
-
-
-def _pieces(out: Any) -> list[Any]:
-    """Results in order: a list of tensors counts as its items."""
-    if out is None:
-        return []
-    return list(out) if isinstance(out, (list, tuple)) else [out]
 
 
 def _look(piece: Any) -> Any:

@@ -96,7 +96,7 @@ _ELEMENTWISE = (*TAGGED, *UNTAGGED, *_OVERLOADS, Operator(name="aten.prelu", **_
 
 # Random where they run, and nothing else is known of them.
 _PLAIN = (
-    "_cudnn_init_dropout_state", "_cudnn_rnn", "_fused_dropout", "_lstm_mps", "_nested_tensor_softmax_with_shape", "_sample_dirichlet",
+    "_cudnn_init_dropout_state", "_fused_dropout", "_lstm_mps", "_nested_tensor_softmax_with_shape", "_sample_dirichlet",
     "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout", "feature_alpha_dropout", "feature_dropout",
     "geometric", "gru", "log_normal", "lstm", "miopen_rnn", "multinomial", "native_dropout", "normal", "poisson", "rand", "randint",
     "randn", "randperm", "rnn_relu", "rnn_tanh", "rrelu", "rrelu_with_noise", "rrelu_with_noise_functional",
@@ -110,6 +110,8 @@ _NOISE = "aten.rrelu_with_noise_functional.default"
 _DRAWS = (
     *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS) for name in _PLAIN),
     *(Operator(name=f"aten.{name}", draws=Draws.ALWAYS, unread=(0,)) for name in _OVERWRITING),
+    Operator(name="aten._cudnn_rnn", draws=Draws.WITH_PROBABILITY, probability=11, fake=Fake.CUDNN_RNN),
+    Operator(name="aten._cudnn_rnn_backward", fake=Fake.CUDNN_RNN, once=True),
     Operator(name="lowtide.truncated_normal", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli_", draws=Draws.ALWAYS, unread=(0,)),
     Operator(name="aten.bernoulli.p", draws=Draws.ALWAYS, unread=(0,)),

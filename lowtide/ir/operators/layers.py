@@ -162,6 +162,14 @@ _GENERATED: dict[str, Any] = {"fusion": Fusion.SIMPLE, "fusible": True}
 _RUNNING = (3, 4)  # mean and variance
 _WITH_FLAG = Statistics(_RUNNING, flag=5)
 
+
+def _with_form(name: str, statistics: Statistics, own: int = 2) -> Iterator[Operator]:
+    """A norm that has lowtide's own form with what it writes, but for the overloads that are told where to write the rest."""
+    yield Operator(name=f"aten.{name}", statistics=statistics)
+    form = WithWrites(f"lowtide.{name}_functional.default", own)
+    yield Operator(name=f"aten.{name}.default", statistics=statistics, with_writes=form)
+
+
 _NORMS = (
     Operator(name="aten.native_layer_norm", axes=layer_norm, **_GENERATED),
     Operator(name="aten.native_layer_norm_backward", axes=layer_norm_backward, fusible=True),
@@ -178,12 +186,12 @@ _NORMS = (
     Operator(name="aten.native_batch_norm_backward", axes=batch_norm_backward, fusible=True),
     Operator(name="aten._native_batch_norm_legit_no_training", epsilon=6, **_GENERATED),
     Operator(name="aten._batch_norm_no_update", **_GENERATED),
-    Operator(name="aten.cudnn_batch_norm", statistics=Statistics(_RUNNING, flag=5, without="lowtide.cudnn_batch_norm.default")),
-    Operator(name="aten.miopen_batch_norm", statistics=_WITH_FLAG),
     Operator(name="aten._batch_norm_impl_index", statistics=_WITH_FLAG),
-    Operator(name="aten.batch_norm_gather_stats", statistics=Statistics(_RUNNING, flag=None)),
-    Operator(name="aten.batch_norm_gather_stats_with_counts", statistics=Statistics(_RUNNING, flag=None)),
-    Operator(name="aten.batch_norm_update_stats", statistics=Statistics((1, 2), flag=None)),
+    *_with_form("cudnn_batch_norm", Statistics(_RUNNING, flag=5, without="lowtide.cudnn_batch_norm.default"), own=4),
+    *_with_form("miopen_batch_norm", _WITH_FLAG, own=3),
+    *_with_form("batch_norm_gather_stats", Statistics(_RUNNING, flag=None)),
+    *_with_form("batch_norm_gather_stats_with_counts", Statistics(_RUNNING, flag=None)),
+    *_with_form("batch_norm_update_stats", Statistics((1, 2), flag=None)),
     Operator(name="aten.rms_norm", fusible=True),
     Operator(name="aten._transformer_encoder_layer_fwd.default", fake=Fake.MISSING),
 )

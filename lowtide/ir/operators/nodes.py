@@ -78,7 +78,7 @@ def repeatable(node: Node) -> Node | None:
     what ranks hold parts of; batch normalisation can, without the update of its statistics, unless it is these that make it compute in
     full precision.
     """
-    once = is_random(node) or is_transfer(node) or (is_collective(node) and not loads_parts(node))
+    once = row_of(node.op).once or is_random(node) or is_transfer(node) or (is_collective(node) and not loads_parts(node))
     if once or not any(value is not None for value in node.outputs):
         return None
     if not node.writes:

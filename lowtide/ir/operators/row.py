@@ -69,6 +69,7 @@ class Fake(Enum):
     FIXES_SIZES = "it takes symbolic sizes for numbers"
     KEEPS_ELEMENTS = "the sum or mean of a loss lies on the storage of all its elements, which the real one has made first"
     MISSING = "up to torch 2.11 there is none; results look as the first argument does"
+    CUDNN_RNN = "rows that come first lie densely, and no buffer of the weights is made where none is given; of gradients there is none"
 
 
 class Collective(Enum):
@@ -146,6 +147,7 @@ class Operator:
     probability: int = 0  # where WITH_PROBABILITY: the position of the argument
     in_memory_order: bool = False  # draws in the order of memory while its functional form draws in that of indices
     view: bool = False  # its results are its first argument seen in another way, and no memory
+    once: bool = False  # it writes over what it is given, which nobody else reads: a second run would give something else
     rebinds: bool = False  # gives a tensor other memory: nothing that a graph of storages can say
     factorises: bool = False  # fails for some matrices
     statistics: Statistics | None = None
