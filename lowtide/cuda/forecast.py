@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowtide.ir.graph import Storage
+from lowtide.ir.graph import Storage, Value
+from lowtide.ir.operators.table import row_of
 from lowtide.plan.contents import Contents
 from lowtide.plan.promises import lives
 from lowtide.runtime.arena.allocator import Recorded
@@ -28,9 +29,19 @@ def expected(plan: Contents) -> tuple[Recorded, Recorded]:
     for storage, (_, _, end) in spans.items():
         if (first := owner.get(storage)) in lifetimes:
             lifetimes[first][1] = max(lifetimes[first][1], end)
-    order = sorted(lifetimes, key=lambda storage: lifetimes[storage][0])  # stable: of one node in the order of its results
-    requests = _recorded([(int(each.nbytes), lifetimes[each][0], -1 if each in kept else lifetimes[each][1]) for each in order])
-    spaces = [(plan.workspace_bytes[node], step, step + 1) for step, node in enumerate(plan.order) if plan.workspace_bytes[node]]
+    rows = [(start, 1, int(each.nbytes), -1 if each in kept else end) for each, (start, end) in lifetimes.items()]
+    spaces: list[tuple[int, int, int]] = []
+    for step, index in enumerate(plan.order):
+        node, nbytes = plan.graph.nodes[index], plan.workspace_bytes[index]
+        for at in row_of(node.op).scratch_like:  # of which the workspace has been measured as well
+            scratch = node.args[at]
+            assert isinstance(scratch, Value), "else it has no bytes"
+            rows.append((step, 0, int(scratch.storage.nbytes), step + 1))
+            nbytes -= -(-int(scratch.storage.nbytes) // plan.granule_bytes) * plan.granule_bytes
+        if nbytes > 0:
+            spaces.append((nbytes, step, step + 1))
+    rows.sort(key=lambda row: row[:2])  # stable: of one node in the order of its results
+    requests = _recorded([(nbytes, start, end) for start, _, nbytes, end in rows])
     return requests, _recorded(spaces)
 
 

@@ -15,7 +15,6 @@ row by itself: the bits are the same.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -131,14 +130,7 @@ define(f"cross_entropy_backward_{_SCHEMA.format('(a!)', '(a!)')}", cross_entropy
 
 def cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mean: None, variance: None, *rest: float) -> Any:
     """Once more: the very kernel, beside running statistics that nobody reads, since without any cuDNN might take another."""
-    statistics = _statistics if type(weight) in (torch.Tensor, torch.nn.Parameter) else _statistics.__wrapped__  # a fake is not kept
-    return torch.ops.aten.cudnn_batch_norm(x, weight, bias, *statistics(weight.device, weight.dtype, len(weight)), *rest)
-
-
-@functools.cache
-def _statistics(device: torch.device, dtype: torch.dtype, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Made once: memory that is asked for before an operator's result is none that a first step is expected to ask for there."""
-    return torch.zeros(channels, dtype=dtype, device=device), torch.ones(channels, dtype=dtype, device=device)
+    return torch.ops.aten.cudnn_batch_norm(x, weight, bias, torch.zeros_like(weight), torch.ones_like(weight), *rest)
 
 
 _RUNNING = "Tensor? running_mean, Tensor? running_var, bool training, float exponential_average_factor, float epsilon"

@@ -188,6 +188,7 @@ _NORMS = (
     Operator(name="aten._batch_norm_no_update", **_GENERATED),
     Operator(name="aten._batch_norm_impl_index", statistics=_WITH_FLAG),
     *_with_form("cudnn_batch_norm", Statistics(_RUNNING, flag=5, without="lowtide.cudnn_batch_norm.default"), own=4),
+    Operator(name="lowtide.cudnn_batch_norm", scratch_like=(1, 1)),
     *_with_form("miopen_batch_norm", _WITH_FLAG, own=3),
     *_with_form("batch_norm_gather_stats", Statistics(_RUNNING, flag=None)),
     *_with_form("batch_norm_gather_stats_with_counts", Statistics(_RUNNING, flag=None)),

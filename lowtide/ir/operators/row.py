@@ -147,6 +147,7 @@ class Operator:
     probability: int = 0  # where WITH_PROBABILITY: the position of the argument
     in_memory_order: bool = False  # draws in the order of memory while its functional form draws in that of indices
     view: bool = False  # its results are its first argument seen in another way, and no memory
+    scratch_like: tuple[int, ...] = ()  # before its results it asks for memory as large as these arguments, which nobody reads
     once: bool = False  # it writes over what it is given, which nobody else reads: a second run would give something else
     rebinds: bool = False  # gives a tensor other memory: nothing that a graph of storages can say
     factorises: bool = False  # fails for some matrices
