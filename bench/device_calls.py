@@ -232,7 +232,7 @@ def program_of(model: Any, optimizer: Any) -> Callable[[], Any]:
     with Laboratory(gradients=training is not None, tries=False) as laboratory:
         captured = Captures(model, training, torch.device("cuda"), Stages(None, False)).programs((), {}, laboratory)[-1]
     program = Program(lower(_AsCaptured.of(captured.graph)), training is not None, ("cuda",))
-    view = Caller(model, optimizer).look()
+    view = Caller(model, optimizer).view()
     inputs = [view.read(slot, captured.constants) for slot in captured.slots]
     return lambda: program(inputs)
 
