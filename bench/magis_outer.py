@@ -104,7 +104,7 @@ def _row(workload: str, variant: str, graphs: Sequence[Rewriting], states: int) 
 
 def _search(variant: str, graphs: Sequence[Rewriting], device: Device, states: int) -> FissionSearch:
     outer = SearchWidth(states=states, nodes=10**9)
-    given = [each for each in graphs if not (each.deeds and variant == "no algebra")]
+    given = [each for each in graphs if not (each.applied_rules and variant == "no algebra")]
     split = [] if variant == "no fission" else [prepared(each.graph) for each in worth_parting(given)]
     if variant.startswith("L = "):
         outer = replace(outer, levels=int(variant[4:]))
