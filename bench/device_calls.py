@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 import lowtide
-from bench.op_db import MEMORY_AS_FOUND, Sample, entries, full_name, loss
+from bench import op_db
+from bench.op_db import MEMORY_AS_FOUND, Sample, loss
 from bench.sweep import Row
-from bench.torch_db.database import Database, main
+from bench.torch_db.database import main
 from bench.torch_db.trial import brief
 from lowtide.api.captures import Captures
 from lowtide.base.stages import Stages
@@ -263,18 +264,7 @@ def summary(found: list[Row]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-DATABASE = Database(
-    program="bench.device_calls",
-    source="common_methods_invocations",
-    columns=COLUMNS,
-    entries=entries,
-    name_of=full_name,
-    rows=rows,
-    dead={"mode": "training", "dead": 1},
-    summary=summary,
-    batch=25,
-    limit_seconds=240.0,
-)
+DATABASE = replace(op_db.DATABASE, program="bench.device_calls", columns=COLUMNS, rows=rows, summary=summary)
 
 if __name__ == "__main__":
     main(DATABASE, __doc__)

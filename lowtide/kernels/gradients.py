@@ -1,5 +1,4 @@
-"""Gradients that eager PyTorch makes of more than they need: a layer norm's, and that of a cross entropy's scores. A batch norm of
-cuDNN's, once more.
+"""Gradients that eager PyTorch makes of more than they need: a layer norm's, and that of a cross entropy's scores.
 
 The gradient of a layer norm from its result: of one without a weight, whose result is what its gradient is about.
 
@@ -123,15 +122,3 @@ def _fill(
 
 define(f"cross_entropy_backward{_SCHEMA.format('', '')}", cross_entropy_backward)
 define(f"cross_entropy_backward_{_SCHEMA.format('(a!)', '(a!)')}", cross_entropy_backward_)
-
-
-# A batch norm of cuDNN's.
-
-
-def cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mean: None, variance: None, *rest: float) -> Any:
-    """Once more: the very kernel, beside running statistics that nobody reads, since without any cuDNN might take another."""
-    return torch.ops.aten.cudnn_batch_norm(x, weight, bias, torch.zeros_like(weight), torch.ones_like(weight), *rest)
-
-
-_RUNNING = "Tensor? running_mean, Tensor? running_var, bool training, float exponential_average_factor, float epsilon"
-define(f"cudnn_batch_norm(Tensor input, Tensor weight, Tensor? bias, {_RUNNING}) -> (Tensor, Tensor, Tensor, Tensor)", cudnn_batch_norm)

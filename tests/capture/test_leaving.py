@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
-import functools
 import io
 import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -529,58 +527,4 @@ def test_any_program_leaves_what_eager_leaves(seed: int):
         model.last.register_forward_hook(lambda module, given, out: in_hook(out) or out * 1)
         return model, loss, places
 
-    check(make)
-
-
-def wrapped_by_a_library() -> Any:
-    """What it changes lies behind functions of Python's own library."""
-    depth, names, calls = {"now": 0}, list[Any](), {"all": 0}
-
-    @contextlib.contextmanager
-    def scope(name: str) -> Iterator[None]:
-        depth["now"] += 1
-        names.append((name, depth["now"]))
-        yield
-        depth["now"] -= 1
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def within(*args: Any) -> Any:
-            calls["all"] += 1
-            return function(*args)
-
-        return within
-
-    @counted
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        with scope("outer"), scope("inner"):
-            return square(model, x)
-
-    return Net(), loss, [names, depth, calls]
-
-
-def kept_by_a_hook_on_a_gradient() -> Any:
-    norms, total, model = list[Any](), {"sum": 0.0}, Net()
-
-    def note(gradient: Tensor) -> None:
-        norms.append(gradient.norm().item())
-        total["sum"] += gradient.abs().max().item()
-
-    model.first.weight.register_hook(note)
-    return model, square, [norms, total]
-
-
-def given_by_a_partial() -> Any:
-    seen = list[Any]()
-
-    def loss(model: nn.Module, x: Tensor, log: list[Any], scale: float) -> Tensor:
-        value = square(model, x) * scale
-        log.append(value.item())
-        return value
-
-    return Net(), functools.partial(loss, log=seen, scale=2.0), seen
-
-
-@pytest.mark.parametrize("make", [wrapped_by_a_library, kept_by_a_hook_on_a_gradient, given_by_a_partial])
-def test_what_lies_behind_functions_is_found(make):
     check(make)

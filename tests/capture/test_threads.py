@@ -1,51 +1,25 @@
-"""A capture is its own thread's: others draw, train, build and optimize meanwhile; whatever ends it, nothing that is global has changed."""
+"""A capture is its own thread's: others draw, train, build and optimize meanwhile."""
 
-import builtins
 import contextlib
 import copy
-import logging
-import math
 import pickle
 import random
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.sym_node import SymNode
-from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _python_dispatch as dispatching
 
 import lowtide
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.trace import Given
 from lowtide.errors import CaptureError
+from tests.captures import X, captured, mean_square, net, world
 from tests.unseen import note, taken
-
-X = torch.linspace(-1, 1, 12).view(4, 3)
-HOSTS = (math, builtins, nn.Module, torch.Tensor, torch.amp.GradScaler, torch.random, random, random._inst, np.random, FakeTensor, SymNode)
-LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1))
-
-
-def mean_square(model, x):
-    return model(x).square().mean()
-
-
-def captured(model=None, loss=mean_square, optimizer=torch.optim.Adam):
-    model = net() if model is None else model
-    return capture_training(TrainingProgram(model, loss, optimizer(model.parameters(), 0.1)), Given((X,), {}, torch.device("cpu")))
 
 
 def trained_eagerly(steps=3):
@@ -445,79 +419,3 @@ def loss_beside_another(model, x):
     done.set()
     thread.join()
     return found
-
-
-# Whatever ends a capture.
-
-
-def world():
-    """What a capture could leave changed."""
-    tables = {name: dict(item) for name, item in vars(torch_module).items() if name.startswith("_global") and isinstance(item, dict)}
-    tables |= {name: dict(item) for name, item in vars(torch_optimizer).items() if name.startswith("_global") and isinstance(item, dict)}
-    return {
-        "names": {
-            (str(host), name): id(item) for host in HOSTS for name, item in list(vars(host).items()) if name != "__warningregistry__"
-        },
-        "hooks": tables,
-        "logging": [list(logging.getLogger(name).filters) for name in LOGGERS],
-        "modes": (
-            _get_current_function_mode_stack(),
-            dispatching._get_current_dispatch_mode_stack(),
-            dispatching._is_in_torch_dispatch_mode,
-        ),
-        "switches": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._is_multithreading_enabled()),
-        "keys": str(torch._C._dispatch_tls_local_include_set()) + str(torch._C._dispatch_tls_local_exclude_set()),
-        "draws": (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state(legacy=False))),
-    }
-
-
-def held(model):
-    tables = [(module._parameters, module._buffers, module._modules, module.__dict__) for module in model.modules()]
-    return [{name: id(item) for name, item in table.items()} for each in tables for table in each]
-
-
-FOLLOWED = (
-    str(Path(lowtide.__file__).parent / "capture"), contextlib.__file__, dispatching.__file__, torch.overrides.__file__,
-    torch.autograd.grad_mode.__file__,
-)  # fmt: skip
-
-
-class Interruption:
-    """Raises at one of the points where Python lets signals in: where functions are entered, and where calls end."""
-
-    def __init__(self, error, at=None):
-        self.error, self.at, self.count = error, at, 0
-
-    def __call__(self, frame, event, argument):
-        if event != "c_call" and frame.f_code.co_filename.startswith(FOLLOWED):
-            self.count += 1
-            if self.count == self.at:
-                raise self.error
-
-    def during(self, work):
-        sys.setprofile(self)
-        try:
-            return work()
-        finally:
-            sys.setprofile(None)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what a finaliser raises Python only tells
-@pytest.mark.parametrize(("error", "points"), [(KeyboardInterrupt, 10), (MemoryError, 6)])
-def test_whatever_is_raised_wherever_all_is_put_back(error, points):
-    model = net()
-    captured(model)
-    counting = Interruption(error)
-    counting.during(lambda: captured(model))
-    before, of_model = world(), held(model)
-    wrong, raised = [], 0
-    for point in range(points):
-        interruption = Interruption(error, at=1 + (point * counting.count + counting.count // 2) // points)
-        try:
-            interruption.during(lambda: captured(model))
-        except (error, CaptureError) as stopped:
-            raised += 1
-            if world() != before or held(model) != of_model:
-                wrong.append((interruption.at, stopped))
-    assert wrong == []
-    assert raised >= points // 2

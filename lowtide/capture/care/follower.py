@@ -101,7 +101,7 @@ class Follower:
 
         Containers that the program itself fills are looked at by what they are alone.
         """
-        self._notenamed()
+        self._note_named()
         for cls, name, old in [*self._other_numbers()]:
             if not _counts(old, vars(cls).get(name, ABSENT)):
                 self._held.append(cls)
@@ -242,7 +242,7 @@ class Follower:
             self._places[key] = place = Position.of(holder, name, text, line or users_line())
             self._before[key] = place.now()
 
-    def _notenamed(self) -> None:
+    def _note_named(self) -> None:
         """What nobody sees the program read: attributes that its code names of functions, classes, modules; answers that are remembered."""
         for module, line in self._imports:
             self._of_import(module, line)

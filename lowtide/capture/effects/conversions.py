@@ -15,11 +15,14 @@ NAMES = ("float", "int", "str")
 
 def converted(kind: Any, *args: Any, **options: Any) -> Any:
     """What such a type makes of a number of the step, or of a size; all else is called as it is."""
-    if kind not in (float, int, str) or len(args) != 1 or options or kind is str:
-        return text_of(str, *args) if kind is str and len(args) == 1 and not options else kind(*args, **options)
-    if isinstance(args[0], (torch.SymInt, torch.SymFloat)):
-        return torch.sym_float(args[0]) if kind is float else torch.sym_int(args[0])
-    number = number_of(args[0])
+    if len(args) != 1 or options or kind not in (float, int, str):
+        return kind(*args, **options)
+    (item,) = args
+    if kind is str:
+        return text_of(str, item)
+    if isinstance(item, (torch.SymInt, torch.SymFloat)):
+        return torch.sym_float(item) if kind is float else torch.sym_int(item)
+    number = number_of(item)
     if is_number(number) and (is_term(number) or not isinstance(number, Term)) and number.kind is kind:
         return number
     if not is_term(number):

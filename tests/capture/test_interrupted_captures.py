@@ -1,0 +1,65 @@
+"""Whatever ends a capture, nothing that is global has changed, and the model holds what it held."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import _python_dispatch as dispatching
+
+import lowtide
+from lowtide.errors import CaptureError
+from tests.captures import captured, net, world
+
+
+def held(model):
+    tables = [(module._parameters, module._buffers, module._modules, module.__dict__) for module in model.modules()]
+    return [{name: id(item) for name, item in table.items()} for each in tables for table in each]
+
+
+FOLLOWED = (
+    str(Path(lowtide.__file__).parent / "capture"), contextlib.__file__, dispatching.__file__, torch.overrides.__file__,
+    torch.autograd.grad_mode.__file__,
+)  # fmt: skip
+
+
+class Interruption:
+    """Raises at one of the points where Python lets signals in: where functions are entered, and where calls end."""
+
+    def __init__(self, error, at=None):
+        self.error, self.at, self.count = error, at, 0
+
+    def __call__(self, frame, event, argument):
+        if event != "c_call" and frame.f_code.co_filename.startswith(FOLLOWED):
+            self.count += 1
+            if self.count == self.at:
+                raise self.error
+
+    def during(self, work):
+        sys.setprofile(self)
+        try:
+            return work()
+        finally:
+            sys.setprofile(None)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what a finaliser raises Python only tells
+@pytest.mark.parametrize(("error", "points"), [(KeyboardInterrupt, 10), (MemoryError, 6)])
+def test_whatever_is_raised_wherever_all_is_put_back(error, points):
+    model = net()
+    captured(model)
+    counting = Interruption(error)
+    counting.during(lambda: captured(model))
+    before, of_model = world(), held(model)
+    wrong, raised = [], 0
+    for point in range(points):
+        interruption = Interruption(error, at=1 + (point * counting.count + counting.count // 2) // points)
+        try:
+            interruption.during(lambda: captured(model))
+        except (error, CaptureError) as stopped:
+            raised += 1
+            if world() != before or held(model) != of_model:
+                wrong.append((interruption.at, stopped))
+    assert wrong == []
+    assert raised >= points // 2
