@@ -16,7 +16,7 @@ from typing import Any
 
 import lowtide
 from bench.budget_settings import held_bytes, workload
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 
 _CONTEXT = multiprocessing.get_context("spawn")
 

@@ -30,7 +30,7 @@ from bench.torch_db.trial import brief
 from lowtide.api.captures import Captures
 from lowtide.base.stages import Stages
 from lowtide.capture.program import TrainingProgram
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.laboratory import Laboratory
 from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower
 from lowtide.runtime.caller import Caller

@@ -7,7 +7,7 @@ import time
 from bench.networks import PROBLEMS
 from lowtide.problems.order import OrderProblem
 from lowtide.schedule import Schedule, Solver
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 
 
 def exact(seconds: float) -> Exact:

@@ -32,7 +32,7 @@ from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import Schedule
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from research.orders.incremental import reschedule
 
 COLUMNS = (

@@ -25,10 +25,10 @@ from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Storage
 from lowtide.planning.candidate import equal_graphs
-from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
+from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import prepared, worth_parting
 from lowtide.split.judge import Judge, JudgedGraph, Prices
-from lowtide.split.loops import Loops
+from lowtide.split.rewrite import Loops
 from lowtide.split.search import FissionSearch, Root, SearchWidth
 
 COLUMNS = (

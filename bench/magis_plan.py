@@ -12,7 +12,7 @@ from bench.models.workload import Entry, plain_sgd
 from lowtide import BudgetError, optimize
 from lowtide.api.step import Step
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.sweep.search import Archive, Sweep
+from lowtide.remat.sweep import Archive, Sweep
 
 DEVICE = "rtx3090"
 SHARES = (0.8, 0.4)  # of eager's peak

@@ -25,7 +25,7 @@ from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import Schedule
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 
 INSTANCES = Path(__file__).parents[1] / "tests" / "data" / "order"
 STRICTER_S = {"train-L660": 1.0, "train-L660-res": 1.0, "hrnet_w18_small_v2-256-s1_32x1": 8.0}

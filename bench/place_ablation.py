@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.results import Cell, Results
-from lowtide.placement.exact.placer import Exact
+from lowtide.placement.exact import Exact
 from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import load_buffers
 

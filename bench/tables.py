@@ -20,7 +20,7 @@ from bench.tables_parts import APART, NO_FIGURE, Row, agreed, mib, percent, rati
 from bench.tables_ranges import varying_lengths
 from bench.tables_ranks import several_processes
 from lowtide.planning.request import Effort
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 _WAITS = ("not_searched", "nothing_known", "other_limit", "all_known", "explain")  # of `bench.planning_time`

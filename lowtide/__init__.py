@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
+    from lowtide.api.load import load_frozen
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
-    from lowtide.api.saved.load import load_frozen
     from lowtide.api.step import Step
     from lowtide.api.verify import MeasuredStep, Verification
     from lowtide.base.stages import Stage
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lowtide.problems.order_check import Task
     from lowtide.problems.placement import PlaceProblem
     from lowtide.problems.status import Status
-    from lowtide.remat.sweep.search import Sweep
+    from lowtide.remat.sweep import Sweep
     from lowtide.schedule.base import Schedule
 
 __all__ = [
@@ -55,12 +55,12 @@ _MODULES = {
     "Stage": "lowtide.base.stages",
     "Status": "lowtide.problems.status",
     "Step": "lowtide.api.step",
-    "Sweep": "lowtide.remat.sweep.search",
+    "Sweep": "lowtide.remat.sweep",
     "Task": "lowtide.problems.order_check",
     "Training": "lowtide.api.options",
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
-    "load_frozen": "lowtide.api.saved.load",
+    "load_frozen": "lowtide.api.load",
     "measure": "lowtide.cost.profiler",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.engines",

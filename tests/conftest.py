@@ -62,9 +62,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 @pytest.fixture(autouse=True, scope="session")
 def always_generated() -> Iterator[None]:
     """Kernels are generated where they can be, and run by as many threads as are asked for, however fast that is here and now."""
-    from lowtide.cpu.build import networks
-    from lowtide.cpu.build.executable import NetworkCalls
+    from lowtide.cpu import networks
     from lowtide.cpu.choice import Joins, chosen
+    from lowtide.cpu.executable import NetworkCalls
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "is_faster", lambda *_: True)

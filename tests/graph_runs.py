@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lowtide.api.captures import Captures
 from lowtide.base.stages import Stages
 from lowtide.capture.program import TrainingProgram
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.laboratory import Laboratory
 from lowtide.ir.graph import Graph, Value
 from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan, Provenance

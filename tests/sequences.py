@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
-from lowtide.remat.evict.eviction import ScoreWeights
+from lowtide.remat.eviction import ScoreWeights
 from lowtide.remat.problem import Links, RematProblem, rows_of
 from tests.problems import cases, topological_orders
 

@@ -20,15 +20,15 @@ from lowtide.api.captures import Captures
 from lowtide.base.stages import Stages
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.program import TrainingProgram
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.laboratory import Laboratory
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
 from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
-from lowtide.rewrite.algebra.rewritings import RULES, rewrite
 from lowtide.rewrite.base import Rewritten
 from lowtide.rewrite.losses import add_into_sums, make_anew, sum_losses
 from lowtide.rewrite.results import read_results
+from lowtide.rewrite.rewritings import RULES, rewrite
 from tests.conftest import GOLDEN
 from tests.lower.ranged_graphs import Decided
 from tests.splits import along, split

@@ -23,9 +23,9 @@ import torch
 import lowtide
 from bench.ago.kernels import flops
 from bench.ago.networks import case
-from lowtide.cpu.build import networks as made
-from lowtide.cpu.build.constants import aligned
-from lowtide.cpu.build.library import ENTRY, build, team
+from lowtide.cpu import networks as made
+from lowtide.cpu.constants import aligned
+from lowtide.cpu.library import ENTRY, build, team
 from lowtide.cpu.network import Network
 from lowtide.cpu.stages import Stage
 from lowtide.ir.bodies import Region, is_region

@@ -18,8 +18,8 @@ import torch
 
 import lowtide
 from bench.ago.networks import case
-from lowtide.cpu.build import networks as made
-from lowtide.cpu.build.library import FLAGS
+from lowtide.cpu import networks as made
+from lowtide.cpu.library import FLAGS
 from lowtide.cpu.network import Network
 from lowtide.cpu.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd
 from lowtide.ir.bodies import Region, is_region

@@ -24,7 +24,7 @@ from bench.dynamic.task import Batch, loss
 from bench.in_values import in_values
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.timings import device_here
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Graph

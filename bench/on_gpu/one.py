@@ -13,7 +13,7 @@ import warnings
 import lowtide
 from bench.on_gpu.ground import PLACES, Ground, locked, still
 from bench.on_gpu.parts import PARTS
-from lowtide.cost.lab.trials import Trials
+from lowtide.cost.trials import Trials
 
 
 def main() -> None:

@@ -22,15 +22,15 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.ranks.data_parallel import unlike_a_step
 from lowtide.capture.real import knowing
 from lowtide.capture.trace import CapturedStep, Given
-from lowtide.cost.lab.laboratory import Call, Laboratory
+from lowtide.cost.laboratory import Call, Laboratory
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.graph import Node
 from lowtide.ir.result_specs import Really, Results, differ
 from lowtide.ir.shapes.dimension import FIXED, Varying
 from lowtide.runtime.caller import Caller
+from lowtide.runtime.caller_state import CallerState, Reads
+from lowtide.runtime.premises import Premises, first_difference
 from lowtide.runtime.ranks import ALONE, SinglePeer
-from lowtide.runtime.unchanged.caller_state import CallerState, Reads
-from lowtide.runtime.unchanged.premises import Premises, first_difference
 
 
 @dataclass(frozen=True)

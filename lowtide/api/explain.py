@@ -14,8 +14,8 @@ from torch import nn
 from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
+from lowtide.api.notation import varying_of
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
-from lowtide.api.ranges.notation import varying_of
 from lowtide.base.garbage import collected_seldom
 from lowtide.base.messages import bytes_text, time_text
 from lowtide.base.stages import Stages, wants_progress
@@ -30,8 +30,7 @@ from lowtide.ir.graph import Kind
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.plan.snapshot import Snapshot, kind_text
-from lowtide.plan.summary import snapshot_lines
-from lowtide.plan.table import pattern
+from lowtide.plan.summary import pattern, snapshot_lines
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, Memory

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Protocol
 
-from lowtide.cpu.build.executable import LoadedNetwork
+from lowtide.cpu.executable import LoadedNetwork
 from lowtide.errors import BatchError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Slot
@@ -24,8 +24,8 @@ from lowtide.plan.contents import Decision
 from lowtide.runtime.batch import BatchSpec, NewShapeError, TensorSpecs
 from lowtide.runtime.caller import ChangedError, InputCheck
 from lowtide.runtime.plain import refuse_surroundings
+from lowtide.runtime.premises import Premises
 from lowtide.runtime.program import Program, undisturbed
-from lowtide.runtime.unchanged.premises import Premises
 
 UNLIKE = object()  # a call's answer where it has to go the long way, and nothing ran
 Network = Callable[..., Sequence[Any]]

@@ -16,9 +16,9 @@ from lowtide.capture.batches import with_stand_ins
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.difference import difference
 from lowtide.capture.trace import CapturedStep
-from lowtide.cost.lab.laboratory import Laboratory
-from lowtide.cpu.build.comparison import measured_ns
-from lowtide.cpu.build.networks import networks_of
+from lowtide.cost.laboratory import Laboratory
+from lowtide.cpu.comparison import measured_ns
+from lowtide.cpu.networks import networks_of
 from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
 from lowtide.errors import BudgetError, CaptureError, FormatError
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
@@ -33,9 +33,9 @@ from lowtide.planning.replan import as_saved
 from lowtide.planning.request import Budget, Limit, Memory, Request
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.regions.compilation import times_ns
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
+from lowtide.runtime.premises import Premises
 from lowtide.runtime.ranks import SinglePeer
-from lowtide.runtime.unchanged.premises import Premises
 from lowtide.schedule import Solver
 
 _SCHEMES: dict[type, str] = {

@@ -22,10 +22,10 @@ from lowtide.api.arguments import (
 )
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
+from lowtide.api.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.processes import ProcessGroupSetup
-from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.ranges.notation import AUTO, check_uncut, met_so_far, varying_of
+from lowtide.api.range_maker import RangeMaker
 from lowtide.api.step import Step
 from lowtide.base.files import read_utf8
 from lowtide.base.stages import Stages, wants_progress
@@ -36,7 +36,7 @@ from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, Memory
-from lowtide.ranges.range_json import WrittenRange, is_range, read_range
+from lowtide.ranges.save import WrittenRange, is_range, read_range
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lowtide.api import policies
+from lowtide.api.notation import AUTO
 from lowtide.api.processes import SHARDS
-from lowtide.api.ranges.notation import AUTO
 from lowtide.base.stages import Callback
 from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
@@ -21,7 +21,7 @@ from lowtide.ir.bodies import INDUCTOR
 from lowtide.placement.base import Placer
 from lowtide.placement.base import checked as checked_placer
 from lowtide.planning.request import sweeps_of
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from lowtide.schedule import Solver
 from lowtide.schedule.base import checked as checked_solver
 

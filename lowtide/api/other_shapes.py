@@ -12,9 +12,9 @@ from torch import nn
 
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, StepMaker
+from lowtide.api.notation import Seen, shapes_of
 from lowtide.api.policies import StepsByShape
-from lowtide.api.ranges.maker import RangeMaker
-from lowtide.api.ranges.notation import Seen, shapes_of
+from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import micro_batches

@@ -17,8 +17,8 @@ import torch
 from lowtide.api.frozen import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import CapturedStep
-from lowtide.cpu.build.executable import NetworkCalls
-from lowtide.cpu.build.networks import runners
+from lowtide.cpu.executable import NetworkCalls
+from lowtide.cpu.networks import runners
 from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Slot, Storage
@@ -31,9 +31,9 @@ from lowtide.regions.compilation import compiled_runners
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies import host_memory
+from lowtide.runtime.premises import Premises, SettingsCheck
 from lowtide.runtime.program import Program
 from lowtide.runtime.ranks import UNANSWERED
-from lowtide.runtime.unchanged.premises import Premises, SettingsCheck
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.plan.summary import bytes_text, snapshot_line
-from lowtide.plan.table import alike
+from lowtide.plan.summary import alike, bytes_text, snapshot_line
 
 if TYPE_CHECKING:
     from lowtide.api.explain import Explanation

@@ -17,13 +17,13 @@ from lowtide.base.solver_text import SolverFamily, named, parse
 from lowtide.errors import FormatError
 from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.base import Placer
-from lowtide.placement.exact.placer import Exact as ExactPlacer
+from lowtide.placement.exact import Exact as ExactPlacer
 from lowtide.placement.greedy import Greedy, Portfolio
 from lowtide.schedule.auto import Auto
 from lowtide.schedule.base import Solver
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 from lowtide.schedule.repair import Repair
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from lowtide.base.messages import warn
 from lowtide.cost.bodies import bodies, collective_bytes, inner_peak_bytes
-from lowtide.cost.lab.laboratory import SHOWN, Call, Laboratory, Unmeasured, device_of
-from lowtide.cost.lab.recipe import numbers
+from lowtide.cost.laboratory import SHOWN, Call, Laboratory, Unmeasured, device_of
+from lowtide.cost.recipe import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import Region, is_loop, is_region
 from lowtide.ir.graph import Node, Storage

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from lowtide.cpu.codegen.source import source_of
-from lowtide.cpu.codegen.text import ElementOffsets
 from lowtide.cpu.heads import head_of
 from lowtide.cpu.known import following
 from lowtide.cpu.layout import LANES, SLACK, Buffer
 from lowtide.cpu.recipes import Packed, Plain, Target, offsets_of
+from lowtide.cpu.source import source_of
 from lowtide.cpu.stages import Stage, with_blocks
 from lowtide.cpu.staging import Staging
+from lowtide.cpu.text import ElementOffsets
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.problems.placement import PlaceProblem
 

@@ -1,6 +1,6 @@
 """How constants are prepared, once: a norm with given statistics folded in, and weights in the order in which kernels read them.
 
-Here are recipes only; `cpu.build.constants` follows them. A recipe counts elements, so that what is kept is known before.
+Here are recipes only; `cpu.constants` follows them. A recipe counts elements, so that what is kept is known before.
 """
 
 from __future__ import annotations

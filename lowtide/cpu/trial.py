@@ -28,15 +28,15 @@ import torch
 
 from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
-from lowtide.cpu.build import library as built
-from lowtide.cpu.build.constants import aligned
-from lowtide.cpu.build.library import build, team
+from lowtide.cpu import library as built
 from lowtide.cpu.choice import Choices, Joins
-from lowtide.cpu.codegen.source import entry, kernel_text, text_of
-from lowtide.cpu.codegen.text import ElementOffsets, by_columns
+from lowtide.cpu.constants import aligned
+from lowtide.cpu.library import build, team
 from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
+from lowtide.cpu.source import entry, kernel_text, text_of
 from lowtide.cpu.stages import Stage
+from lowtide.cpu.text import ElementOffsets, by_columns
 from lowtide.ir.graph import Value
 from lowtide.runtime.libraries import NativeError, processor
 

@@ -21,7 +21,7 @@ from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.base.stages import Stages
 from lowtide.capture.trace import CapturedStep
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import BudgetError, CaptureError, CheckError
 from lowtide.ir.graph import Graph, Node, Value

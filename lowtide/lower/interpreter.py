@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lowtide.cost.lab.operators import argument, operator
+from lowtide.cost.operators import argument, operator
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Node, Value

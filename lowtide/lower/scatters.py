@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lowtide.cost.lab.operators import operator
+from lowtide.cost.operators import operator
 from lowtide.ir.graph import Node, Storage, Value
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.operators.row import AS_STRIDED, SCATTER

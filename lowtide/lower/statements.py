@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from lowtide.cost.lab.operators import operator
+from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_arithmetic, is_transfer

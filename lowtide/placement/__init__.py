@@ -2,7 +2,7 @@
 
 from lowtide.placement.auto import AUTO, Auto, place
 from lowtide.placement.base import Anytime, Placement, Placer, answers
-from lowtide.placement.exact.placer import Exact
+from lowtide.placement.exact import Exact
 from lowtide.placement.greedy import Greedy, Portfolio
 from lowtide.placement.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 from lowtide.placement.strip import arena_bound_bytes

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from lowtide.base.solver_text import described
 from lowtide.placement.base import Placement, Placer, judged, unplaced
-from lowtide.placement.exact.placer import Exact
-from lowtide.placement.exact.sections import cells, pairs
+from lowtide.placement.exact import Exact
 from lowtide.placement.greedy import Portfolio
+from lowtide.placement.sections import cells, pairs
 from lowtide.placement.strip import Strip, arena_bound_bytes
 from lowtide.problems.placement import PlaceProblem, check_placement, components, subproblem_of
 from lowtide.problems.status import Status

@@ -15,15 +15,15 @@ from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carrier import carried
 from lowtide.planning.request import Budget, Request, in_turn
 from lowtide.problems.order import Ints
-from lowtide.remat.blocks.seeds import Seeds
+from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
 from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.sweep.archive import Archive, Point
-from lowtide.remat.sweep.search import Listener, Sweep
+from lowtide.remat.seeds import Seeds
+from lowtide.remat.sweep import Listener, Sweep
 from lowtide.remat.write_out import rematerialise
-from lowtide.rewrite.algebra.rewritings import rule_reports
+from lowtide.rewrite.rewritings import rule_reports
 from lowtide.schedule.cuts import lower_bound_bytes
 
 _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order

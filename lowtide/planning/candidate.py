@@ -14,15 +14,15 @@ from lowtide.cost.memory import order_problem, profile_of, simulate
 from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Node
 from lowtide.ir.operators.nodes import serving_collectives
 from lowtide.ir.shapes.points import at
+from lowtide.plan.contents import Timeline
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
-from lowtide.plan.timeline import Timeline
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
-from lowtide.rewrite.algebra.rewritings import AppliedRule
 from lowtide.rewrite.results import read_results, split_results
+from lowtide.rewrite.rewritings import AppliedRule
 from lowtide.schedule import Schedule, Solver, schedule, schedule_all
 
 _REWRITES = (read_results, split_results)

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from lowtide.ir.graph import Graph, Node
 from lowtide.problems.order import Ints
+from lowtide.remat.archive import Archive, Point
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.evict.eviction import evict
+from lowtide.remat.eviction import evict
+from lowtide.remat.neighbours import RULES
 from lowtide.remat.offload import movable_storages
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.sweep.archive import Archive, Point
-from lowtide.remat.sweep.neighbours import RULES
 
 Positions = NDArray[np.int64]
 Problems: TypeAlias = "Sequence[tuple[Graph, RematProblem]]"

@@ -9,16 +9,16 @@ from functools import cache
 from lowtide.base.stages import Say, Stages
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
-from lowtide.cost.lab.laboratory import Laboratory, Listener, provenance_here
+from lowtide.cost.laboratory import Laboratory, Listener, provenance_here
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
-from lowtide.cpu.build.networks import networked
+from lowtide.cpu.networks import networked
 from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_graph
-from lowtide.rewrite.algebra.rewritings import Rewriting, rewritings
+from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this

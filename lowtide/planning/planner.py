@@ -19,8 +19,8 @@ from lowtide.planning.exchange import overlapped
 from lowtide.planning.refusal import refusal, refuse_impossible, split_loss_text
 from lowtide.planning.request import Budget, ProgressWatch, Request
 from lowtide.planning.search_cache import SearchCache
-from lowtide.remat.sweep.search import Listener
-from lowtide.rewrite.algebra.rewritings import rule_reports
+from lowtide.remat.sweep import Listener
+from lowtide.rewrite.rewritings import rule_reports
 
 
 def checked(plan: Plan) -> Plan:

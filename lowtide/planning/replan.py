@@ -19,10 +19,10 @@ from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.planner import checked
 from lowtide.remat.write_out import rematerialise
-from lowtide.rewrite.algebra.rewritings import rewritten_as
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
+from lowtide.rewrite.rewritings import rewritten_as
 from lowtide.split.graphs import FoundGraph, prepared
-from lowtide.split.loops import Loops
+from lowtide.split.rewrite import Loops
 from lowtide.split.sets import FissionTree, SplitRegion
 
 _WHOLE = "_whole_v1"  # what a body calls its place in a result

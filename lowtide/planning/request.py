@@ -18,8 +18,8 @@ from typing import TypeAlias
 from lowtide.base.messages import bytes_text
 from lowtide.cost.device import Device
 from lowtide.plan.plan import Provenance
-from lowtide.remat.sweep.archive import Archive, Point
-from lowtide.remat.sweep.search import Listener, Sweep
+from lowtide.remat.archive import Archive, Point
+from lowtide.remat.sweep import Listener, Sweep
 from lowtide.schedule import AUTO, Solver
 
 _SWEEPS = {"quick": Sweep(max_states=600), "normal": Sweep(max_states=6000, max_runs=6_000_000), "thorough": Sweep()}

@@ -34,10 +34,10 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
 from lowtide.problems.status import Status
+from lowtide.remat.archive import Archive, Point
 from lowtide.remat.cost import cost_of, runs_all
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.sweep.archive import Archive, Point
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from lowtide.schedule import Auto, Schedule, lower_bound_bytes
 
 _FORMAT, _VERSION = "lowtide.searched", 1

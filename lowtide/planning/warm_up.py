@@ -15,13 +15,13 @@ import threading
 from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
-from lowtide.remat.blocks.seeds import warm_up_seeds
-from lowtide.remat.evict.eviction import warm_up_eviction
-from lowtide.remat.evict.victims import make_room
-from lowtide.remat.sweep.search import processors
+from lowtide.remat.eviction import warm_up_eviction
+from lowtide.remat.seeds import warm_up_seeds
+from lowtide.remat.sweep import processors
+from lowtide.remat.victims import make_room
 from lowtide.schedule import Auto, Beam, Exact, ProgramOrder, Solver
 from lowtide.schedule.auto import warm_up, warm_up_beside_search
-from lowtide.schedule.exact.threshold import search
+from lowtide.schedule.threshold import search
 
 _CODE = (
     "import json, sys; asked = json.loads(sys.stdin.readline()); sys.path[:] = asked['path']; "

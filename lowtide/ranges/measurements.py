@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.device import Device
-from lowtide.cost.lab.laboratory import Laboratory
+from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.measures import Measures
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
@@ -21,7 +21,7 @@ from lowtide.planning.candidate import Captured, equal_graphs
 from lowtide.planning.machine import Machine
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.points import Point, largest, sample_points, smallest
-from lowtide.rewrite.algebra.rewritings import cost_of_applied, over_dimensions
+from lowtide.rewrite.rewritings import cost_of_applied, over_dimensions
 
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
 

@@ -16,7 +16,7 @@ from lowtide.planning.candidate import order_together
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
 from lowtide.ranges.candidate import Ranged
-from lowtide.ranges.member import Member, in_order
+from lowtide.ranges.family import Member, in_order
 from lowtide.ranges.points import Point, largest, sample_points
 from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes

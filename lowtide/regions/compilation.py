@@ -28,10 +28,10 @@ from torch import fx
 
 from lowtide.base.messages import warn
 from lowtide.cost.cache import Cache
-from lowtide.cost.lab.operators import argument, operator
+from lowtide.cost.operators import argument, operator
 from lowtide.cost.profiler import measure_memory
-from lowtide.cpu.build.comparison import is_faster, made_up, measured_ns
-from lowtide.cpu.build.networks import InOrder
+from lowtide.cpu.comparison import is_faster, made_up, measured_ns
+from lowtide.cpu.networks import InOrder
 from lowtide.errors import LowtideError
 from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.graph import Graph, Node, Value

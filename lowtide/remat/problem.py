@@ -31,8 +31,8 @@ from lowtide.ir.graph import Graph, Storage, Value
 from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.remat.entries import Codes, RematArrays, Times
-from lowtide.remat.evict.state import records
 from lowtide.remat.offload import offloadable_storages, storable
+from lowtide.remat.state import records
 
 _HOST_ALONE, _DEVICE_ALONE = 0.5, 1.5  # times as long as the host takes: from where on the one or the other is all that counts
 

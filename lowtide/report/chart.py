@@ -1,18 +1,57 @@
-"""Charts as paths in a square of 1000 by 1000 that a page stretches; all text is beside them, in percents."""
+"""Charts as paths in a square of 1000 by 1000 that a page stretches; all text is beside them, in percents.
+
+The course of a step is what they show: what lives when, from a plan alone, and which time each of its steps begins at.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from lowtide.base.messages import bytes_text, time_text
-from lowtide.ir.graph import Kind
+from lowtide.ir.graph import Kind, Node
 from lowtide.placement import Portfolio, place
+from lowtide.plan.contents import Contents, Timeline
 from lowtide.plan.snapshot import LiveTensor, kind_text
-from lowtide.plan.timeline import Timeline
+from lowtide.plan.summary import live_tensors
 from lowtide.problems.placement import PlaceProblem
-from lowtide.report.course import Course, begins, rows_of
+
+
+@dataclass(frozen=True)
+class Course:
+    """A planned step: its nodes as they run, its tensors, and memory over them."""
+
+    nodes: tuple[Node, ...]  # by step
+    tensors: tuple[LiveTensor, ...]  # all that have bytes, the largest first
+    timeline: Timeline
+
+    @classmethod
+    def of(cls, plan: Contents) -> Course:
+        nodes = tuple(plan.graph.nodes[index] for index in plan.order)
+        tensors = tuple(live_tensors(plan))
+        workspace_bytes = [plan.workspace_bytes[index] for index in plan.order]
+        us = [plan.node_us[index] for index in plan.order] if plan.node_us else ()
+        spans = ((each.kind, each.nbytes, each.start, each.end) for each in tensors)
+        return cls(nodes, tensors, Timeline.of(spans, workspace_bytes, nodes, us))
+
+
+def begins(timeline: Timeline, by_time: bool) -> list[float]:
+    """Where each step begins, and after the last one where it ends: microseconds, or steps."""
+    steps = len(timeline.workspace_bytes)
+    return list(accumulate(timeline.us, initial=0.0)) if by_time else [float(step) for step in range(steps + 1)]
+
+
+def has_times(timelines: Sequence[Timeline]) -> bool:
+    return all(timeline.us and sum(timeline.us) > 0 for timeline in timelines)
+
+
+def rows_of(timeline: Timeline) -> list[tuple[Kind | None, tuple[int, ...]]]:
+    """Bytes by step of each kind, from the bottom of a picture to its top: what stays the same throughout first; None: workspaces."""
+    rows: list[tuple[Kind | None, tuple[int, ...]]] = [(kind, of) for kind, of in timeline.nbytes.items() if any(of)]
+    rows.sort(key=lambda row: len(set(row[1])) > 1)
+    return [*rows, (None, timeline.workspace_bytes)] if any(timeline.workspace_bytes) else rows
+
 
 _SIDE = 1000
 _COLUMNS = 1000  # of an area: steps that fall into one are drawn as the highest of them

@@ -23,8 +23,7 @@ from lowtide.ir.operators.nodes import begins_collective
 from lowtide.ir.operators.row import LOAD, STORE
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import LiveTensor
-from lowtide.report.chart import placed
-from lowtide.report.course import Course, begins, has_times, rows_of
+from lowtide.report.chart import Course, begins, has_times, placed, rows_of
 
 
 def save_trace(plan: Contents, path: str | os.PathLike[str]) -> None:

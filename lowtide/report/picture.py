@@ -11,7 +11,7 @@ from lowtide.base.messages import bytes_text
 from lowtide.placement.picture import check_picture
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import kind_text
-from lowtide.report.course import Course, begins, has_times, rows_of
+from lowtide.report.chart import Course, begins, has_times, rows_of
 
 _INCHES = (9, 4)
 _DPI = 150

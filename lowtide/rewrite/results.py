@@ -23,8 +23,8 @@ from typing import TypeAlias
 from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.operators.row import CLONE
 from lowtide.ir.operators.table import ROWS, row_of
-from lowtide.rewrite.algebra.uses import layout
 from lowtide.rewrite.base import Rewritten, replace_nodes
+from lowtide.rewrite.uses import layout
 
 
 def split_results(graph: Graph) -> Rewritten:

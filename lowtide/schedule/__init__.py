@@ -5,7 +5,7 @@ from lowtide.schedule.base import Anytime, Schedule, Solver, answers
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best, schedule_all
 from lowtide.schedule.cuts import lower_bound_bytes
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 from lowtide.schedule.repair import Repair
 

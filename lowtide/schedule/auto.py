@@ -17,7 +17,7 @@ from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.repair import Repair
 
 _WINDOWS = 4  # a window may take a fourth of the states: where the whole is hard, so is a window that is nearly the whole

@@ -20,7 +20,7 @@ from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 
 Item = TypeVar("Item", bound=np.generic)
 

@@ -15,12 +15,12 @@ from lowtide.cost.device import Device
 from lowtide.errors import CheckError
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Node, Storage, Value
-from lowtide.rewrite.algebra.rewritings import Rewriting
 from lowtide.rewrite.losses import LOSSES, add_into_sums, make_anew, sum_losses
+from lowtide.rewrite.rewritings import Rewriting
 from lowtide.split.dimensions import Dimensions
 from lowtide.split.judge import Judge, Prices
-from lowtide.split.loops import Loops
 from lowtide.split.proposals import SplitCandidate, candidates_of
+from lowtide.split.rewrite import Loops
 from lowtide.split.search import FissionSearch, Root, SearchWidth
 from lowtide.split.sets import FissionTree
 

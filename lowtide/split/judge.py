@@ -32,7 +32,7 @@ from lowtide.ir.sizes import Size
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.remat.cost import cost_of
 from lowtide.remat.entries import EntryKind
-from lowtide.remat.evict.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 

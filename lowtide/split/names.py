@@ -17,7 +17,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes import Axis, Reduced, cut_by
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import Size
-from lowtide.plan.table import pattern
+from lowtide.plan.summary import pattern
 from lowtide.split.dimensions import Dimensions
 
 _BY_RANK = {  # places in the batch, by the rank of what is given; whole numbers are tokens

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph
 from lowtide.split.judge import Judge, JudgedGraph, Prices
-from lowtide.split.loops import Loops
 from lowtide.split.proposals import SplitCandidate, candidates_of
+from lowtide.split.rewrite import Loops
 from lowtide.split.sets import FissionTree, SplitRegion
 
 

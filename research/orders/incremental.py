@@ -19,7 +19,7 @@ from lowtide.problems.order import Bytes, Ints, OrderProblem
 from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.cuts import least_need, lower_bound_bytes
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ProgramOrder
 from lowtide.schedule.repair import OrderLine
 from research.orders.carry import Carried, Moved, carry_over

@@ -19,7 +19,7 @@ from lowtide.problems.order import Bytes, OrderProblem
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.cuts import least_live
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ReversePostOrder
 from lowtide.schedule.repair import OrderLine
 from research.orders.repeat import solve_once

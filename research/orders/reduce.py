@@ -21,7 +21,7 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.problems.order_check import Task
 from lowtide.schedule.base import Schedule, Solver, scheduled
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from lowtide.schedule.repair import frozen, row_entries
 
 

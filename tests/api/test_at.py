@@ -5,7 +5,7 @@ import torch
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from tests.api.networks import Gpt, adamw, next_token, workload
 
 SEARCH = Sweep(levels=8, max_states=600)

@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api.ranges.notation import guessed
+from lowtide.api.notation import guessed
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension
 

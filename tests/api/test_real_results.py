@@ -255,7 +255,7 @@ def test_custom_operators_of_which_one_reads_what_the_other_made_train():
 
 def test_without_the_trial_the_fake_is_believed(monkeypatch):
     """So that the tests above can fail."""
-    monkeypatch.setattr("lowtide.cost.lab.laboratory.Laboratory.results", lambda self, call: None)
+    monkeypatch.setattr("lowtide.cost.laboratory.Laboratory.results", lambda self, call: None)
     monkeypatch.setattr(corrections, "corrected", lambda func, args, out: out)
     model = _Turned()
     step = lowtide.optimize(model, (torch.randn(3, 4),))

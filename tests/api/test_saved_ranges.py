@@ -11,7 +11,7 @@ from torch.nn import functional
 import lowtide
 from bench.in_values import in_values
 from lowtide.errors import FormatError
-from lowtide.ranges.range_json import checksum, read_range
+from lowtide.ranges.save import checksum, read_range
 
 DYNAMIC = {0: {0: ("rows", 2, 8), 1: ("length", 8, 64)}, 1: {0: "rows", 1: "length"}}
 
@@ -52,7 +52,7 @@ def nothing_new(*args, **kwargs):
 @pytest.fixture
 def again(saved, monkeypatch):
     """The step that the file gives, without any search."""
-    for name in ("ranges.orders.schedule_all", "remat.sweep.search.Sweep.explore", "ranges.measurements.measure_workspaces"):
+    for name in ("ranges.orders.schedule_all", "remat.sweep.Sweep.explore", "ranges.measurements.measure_workspaces"):
         monkeypatch.setattr(f"lowtide.{name}", nothing_new)
     monkeypatch.setattr("lowtide.ranges.measurements.measure_timings", nothing_new)
     return step_of(net(), plan=saved[1])

@@ -26,7 +26,7 @@ from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem, problem_from_json, problem_to_json
 from lowtide.problems.status import Status
 from lowtide.schedule import ReversePostOrder
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from tests.problems import same
 
 DATA = Path(__file__).parents[1] / "data" / "order"

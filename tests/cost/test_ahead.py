@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import tests.untrusted  # noqa: F401  (defines operators)
-from lowtide.cost.lab import trials
-from lowtide.cost.lab.laboratory import Call, Laboratory
-from lowtide.cost.lab.trials import Trials
+from lowtide.cost import trials
+from lowtide.cost.laboratory import Call, Laboratory
 from lowtide.cost.presets import preset
 from lowtide.cost.timings import measure_timings
+from lowtide.cost.trials import Trials
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Kind, Node, Storage, Value
 

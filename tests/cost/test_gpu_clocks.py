@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.cost import launches as launched
 from lowtide.cost import timings
 from lowtide.cost.device import Device
-from lowtide.cost.lab import launches as launched
-from lowtide.cost.lab.laboratory import Laboratory
-from lowtide.cost.lab.trials import Trials
+from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.presets import preset
 from lowtide.cost.timings import cold_shares, measure_timings
+from lowtide.cost.trials import Trials
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
 H100 = preset("h100")

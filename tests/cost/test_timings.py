@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.cost import trial
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import half_flops_of
-from lowtide.cost.lab import trial
-from lowtide.cost.lab.laboratory import Laboratory
-from lowtide.cost.lab.trials import Trials
+from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.presets import PRESETS, preset
 from lowtide.cost.timings import device_here, measure_timings
+from lowtide.cost.trials import Trials
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Kind, Node, Storage, Value

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import tests.untrusted  # noqa: F401  (defines operators)
-from lowtide.cost.lab import trial_process, trials
-from lowtide.cost.lab import trial_process as apart
-from lowtide.cost.lab.laboratory import Call, Laboratory
+from lowtide.cost import trial_process, trials
+from lowtide.cost import trial_process as apart
+from lowtide.cost.laboratory import Call, Laboratory
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
@@ -113,7 +113,7 @@ def test_the_folder_that_one_is_in_is_no_place_to_import_from(monkeypatch, tmp_p
 
 
 def test_what_keeps_python_from_its_surroundings_keeps_the_process_from_them():
-    asked = f"import sys; sys.path.append({os.getcwd()!r}); from lowtide.cost.lab import trial_process as apart; print(*apart._flags())"
+    asked = f"import sys; sys.path.append({os.getcwd()!r}); from lowtide.cost import trial_process as apart; print(*apart._flags())"
     told = [subprocess.run([sys.executable, *given, "-c", asked], capture_output=True, text=True).stdout.split() for given in (["-I"], [])]
     assert "-I" in told[0]
     assert "-I" not in told[1]
@@ -278,7 +278,7 @@ def test_nothing_is_started_where_all_is_remembered(monkeypatch):
 def test_the_process_imports_no_compiler():
     """What asks for inductor does so unseen, and takes a second."""
     code = (
-        "import sys; from lowtide.cost.lab import worker, trial, trials; worker._warm_up(); "
+        "import sys; from lowtide.cost import worker, trial, trials; worker._warm_up(); "
         "worker._apply({**trials._settings(), 'circumstances': list(trial.circumstances('cpu', True))}, True, 'cpu'); "
         "sys.exit('torch._inductor' in sys.modules)"
     )

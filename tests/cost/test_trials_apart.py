@@ -2,9 +2,9 @@
 
 import pytest
 
-from lowtide.cost.lab import trial, worker
-from lowtide.cost.lab.laboratory import Call, Laboratory
-from lowtide.cost.lab.trials import Trials
+from lowtide.cost import trial, worker
+from lowtide.cost.laboratory import Call, Laboratory
+from lowtide.cost.trials import Trials
 from lowtide.ir.graph import Kind, Node, Storage, Value
 
 GPU = "cuda:0"

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cost.lab import trial, trials
-from lowtide.cost.lab.operators import operator
-from lowtide.cost.lab.recipe import recipe, signature
-from lowtide.cost.lab.trial import answer, made_ready, made_up, take_level
+from lowtide.cost import trial, trials
+from lowtide.cost.operators import operator
+from lowtide.cost.recipe import recipe, signature
+from lowtide.cost.trial import answer, made_ready, made_up, take_level
 from lowtide.cost.workspaces import made_bytes, measure_workspaces
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value

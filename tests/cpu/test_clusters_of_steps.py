@@ -15,7 +15,7 @@ from torch.nn import functional
 import lowtide
 from bench.in_values import in_values
 from lowtide.api import variant
-from lowtide.cpu.build.networks import InOrder
+from lowtide.cpu.networks import InOrder
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.check.graph_check import check_graph

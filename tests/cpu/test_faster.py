@@ -11,8 +11,8 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.cache import Cache
-from lowtide.cpu.build import comparison as faster
-from lowtide.cpu.build import networks as made
+from lowtide.cpu import comparison as faster
+from lowtide.cpu import networks as made
 from lowtide.ir.bodies import is_region
 
 Measures = Callable[..., tuple[int, int]]

@@ -20,7 +20,7 @@ class Words(nn.Module):
 
 
 def test_a_lookup_of_constants_is_not_done_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lowtide.cpu.build.networks.is_faster", lambda *_: True)
+    monkeypatch.setattr("lowtide.cpu.networks.is_faster", lambda *_: True)
     model, tokens = Words().eval().requires_grad_(False), torch.randint(0, 11, (1, 5))
     step = lowtide.optimize(model, (tokens,), exact=False)
     assert step.source.count("torch.embedding(") == 1

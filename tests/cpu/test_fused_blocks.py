@@ -10,7 +10,7 @@ import lowtide
 from lowtide.api import maker as told
 from lowtide.base.messages import time_text
 from lowtide.cpu import network
-from lowtide.cpu.build import networks as made
+from lowtide.cpu import networks as made
 from lowtide.cpu.choice import Joins, chosen
 from lowtide.cpu.stages import RowBlock, with_blocks
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.build import networks as made
+from lowtide.cpu import networks as made
 from lowtide.ir.bodies import is_region
 from lowtide.runtime.libraries import NativeError
 

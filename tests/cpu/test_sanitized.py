@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.build import networks as made
-from lowtide.cpu.build.executable import _SLACK_ELEMENTS
-from lowtide.cpu.build.library import FLAGS
+from lowtide.cpu import networks as made
+from lowtide.cpu.executable import _SLACK_ELEMENTS
+from lowtide.cpu.library import FLAGS
 from lowtide.cpu.network import Network
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value

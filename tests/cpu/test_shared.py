@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.build.library import team
-from lowtide.cpu.build.networks import placed
-from lowtide.cpu.codegen.text import by_columns
+from lowtide.cpu.library import team
 from lowtide.cpu.network import StagedBody, network_of
+from lowtide.cpu.networks import placed
 from lowtide.cpu.stages import Product, Windows
+from lowtide.cpu.text import by_columns
 from lowtide.ir.bodies import Region, is_region
 
 

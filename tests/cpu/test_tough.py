@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.build import library as built
-from lowtide.cpu.build import networks as made
+from lowtide.cpu import library as built
+from lowtide.cpu import networks as made
 from lowtide.ir.bodies import is_region
 from lowtide.runtime import libraries
 
@@ -108,7 +108,7 @@ def test_a_damaged_library_is_built_again(net, cold: Path) -> None:
 
 
 _SOURCE = 'extern "C" void lowtide_network(const void*) {}'
-_BUILDS = f"from lowtide.cpu.build.library import network, team; team(); network({_SOURCE!r})"
+_BUILDS = f"from lowtide.cpu.library import network, team; team(); network({_SOURCE!r})"
 
 
 def test_two_processes_build_at_once(tmp_path: Path) -> None:

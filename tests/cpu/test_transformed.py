@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from lowtide.cpu import heads
-from lowtide.cpu.build.networks import networks_of
+from lowtide.cpu.networks import networks_of
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import Map, Stage, Winograd
 from lowtide.cpu.tiles import Tile, Transform, transform_of

@@ -11,8 +11,8 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.cache import Cache
+from lowtide.cpu import networks as made
 from lowtide.cpu import trial as tuned
-from lowtide.cpu.build import networks as made
 from lowtide.cpu.choice import _ByModel
 from lowtide.ir.bodies import Region, is_region
 

@@ -19,7 +19,7 @@ from lowtide.planning.planner import checked as checked_plan
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.losses import make_anew, sum_losses
 from lowtide.runtime.program import Program
-from lowtide.split.loops import with_ordered_body
+from lowtide.split.rewrite import with_ordered_body
 from tests.loops import captured, made, nodes_of, planned
 from tests.splits import along, split
 

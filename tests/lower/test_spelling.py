@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.cost.lab.operators import operator
+from lowtide.cost.operators import operator
 from lowtide.ir.graph import Atom, Kind, Value
 from lowtide.lower import statements
 from lowtide.lower.statements import call, text_of

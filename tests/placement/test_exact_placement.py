@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from lowtide.placement import answers
-from lowtide.placement.exact.placer import CapacityQuestion, Exact, Switches
-from lowtide.placement.exact.search import NO
-from lowtide.placement.exact.sections import cut
+from lowtide.placement.exact import CapacityQuestion, Exact, Switches
+from lowtide.placement.search import NO
+from lowtide.placement.sections import cut
 from lowtide.problems.placement import PlaceProblem, check_placement
 from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems

@@ -1,9 +1,9 @@
 import numpy as np
 from hypothesis import given, settings
 
-from lowtide.placement.exact.floors import enlarge, is_seen, new_seen, put, see, take_back, walk_of
-from lowtide.placement.exact.placer import luby
-from lowtide.placement.exact.sections import cells, cut, pairs
+from lowtide.placement.exact import luby
+from lowtide.placement.floors import enlarge, is_seen, new_seen, put, see, take_back, walk_of
+from lowtide.placement.sections import cells, cut, pairs
 from lowtide.problems.placement import FREE, PlaceProblem
 from tests.placements import meet, problems
 

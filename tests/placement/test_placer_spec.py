@@ -11,7 +11,7 @@ from lowtide.cli.solvers import PLACERS, parse_placer
 from lowtide.errors import FormatError
 from lowtide.placement.auto import Auto
 from lowtide.placement.base import Placer, limited
-from lowtide.placement.exact.placer import Exact
+from lowtide.placement.exact import Exact
 from lowtide.placement.greedy import Greedy, Portfolio
 
 

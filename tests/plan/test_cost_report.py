@@ -15,8 +15,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan, Provenance
 from lowtide.plan.snapshot import LiveTensor, Snapshot, source_text, specs_by_name
-from lowtide.plan.summary import eviction_lines, snapshot_lines
-from lowtide.plan.table import alike, pattern
+from lowtide.plan.summary import alike, eviction_lines, pattern, snapshot_lines
 from tests.peaks import memory_profile
 
 BLOCKS = 20

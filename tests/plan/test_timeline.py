@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Kind, Node, Storage
-from lowtide.plan.timeline import Timeline, timeline_from
+from lowtide.plan.contents import Timeline, timeline_from
 from tests.graphs import array, compute
 
 STEPS = 6

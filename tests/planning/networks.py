@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.plan.plan import Provenance
 from lowtide.planning.request import Request
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from tests.graphs import array, compute
 
 PROVENANCE = Provenance(lowtide="0", torch="0", device="cpu", python="3", threads=1)

@@ -20,7 +20,7 @@ from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Budget, Request
 from lowtide.ranges.candidate import Ranged
-from lowtide.rewrite.algebra.rewritings import RULES, over_dimensions, rewritings, rewritten_as
+from lowtide.rewrite.rewritings import RULES, over_dimensions, rewritings, rewritten_as
 from tests import planned
 from tests.graph_runs import NOWHERE, training_graph
 

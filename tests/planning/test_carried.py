@@ -10,7 +10,7 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from tests.graphs import array, compute, write
 from tests.planning.networks import REQUEST, network
 

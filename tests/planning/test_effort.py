@@ -13,7 +13,7 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Effort, sweeps_of
 from lowtide.planning.search_cache import SearchCache
-from lowtide.remat.sweep.search import Sweep, _SweepSearch
+from lowtide.remat.sweep import Sweep, _SweepSearch
 from tests.graphs import array, compute
 from tests.planned import plan
 from tests.planning.networks import REQUEST, network

@@ -9,7 +9,7 @@ from lowtide.cost.presets import preset
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Progress
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from tests.planning.networks import REQUEST, network
 
 SWEEPS = (Sweep(levels=8, max_states=300), Sweep(levels=16, max_states=700))

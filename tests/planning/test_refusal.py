@@ -15,7 +15,7 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.refusal import needs_bytes, refusal
 from lowtide.planning.request import Budget
 from lowtide.remat.cost import cost_of
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from tests.graphs import array, compute
 from tests.planned import plan
 from tests.planning.networks import REQUEST, network

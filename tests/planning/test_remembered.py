@@ -12,7 +12,7 @@ from lowtide.planning import search_cache as remembered
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from lowtide.schedule import AUTO, Auto, Exact, ProgramOrder
 from tests.planning.networks import REQUEST, network
 

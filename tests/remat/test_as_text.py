@@ -10,7 +10,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.remat.evict.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights, evict
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import rematerialise
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from lowtide.remat.blocks.find import find_blocks
-from lowtide.remat.blocks.problem import block_problems
-from lowtide.remat.blocks.seeds import Seeds
+from lowtide.remat.blocks import block_problems, find_blocks
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.pruning import prompt, pruned
+from lowtide.remat.seeds import Seeds
 from tests.chains import Builder, chains, equal_blocks, in_order
 from tests.optimum import least_us, small_blocks
 from tests.problems import unhurried

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.problems.order import Rows
+from lowtide.remat import blocks as blocks_module
+from lowtide.remat import chain as chain_module
+from lowtide.remat import eviction as evict_module
+from lowtide.remat import options as options_module
 from lowtide.remat import pruning as pruning_module
-from lowtide.remat.blocks import chain as chain_module
-from lowtide.remat.blocks import find as blocks_module
-from lowtide.remat.blocks import options as options_module
-from lowtide.remat.blocks.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
-from lowtide.remat.blocks.find import find_blocks, segments
-from lowtide.remat.blocks.seeds import BlockPlan, Seeds, warm_up_seeds
+from lowtide.remat.blocks import find_blocks, segments
+from lowtide.remat.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.evict import eviction as evict_module
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import pruned
+from lowtide.remat.seeds import BlockPlan, Seeds, warm_up_seeds
 from tests.chains import chains, equal_blocks, in_order
 from tests.problems import cases, topological_orders, unhurried
 

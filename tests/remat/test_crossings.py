@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.remat.bound import TimeBound
+from lowtide.remat.bound import Crossing, TimeBound
 from lowtide.remat.cost import cost_of
-from lowtide.remat.crossing import Crossing
-from lowtide.remat.evict.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights, evict
 from lowtide.remat.problem import Links, RematProblem
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from tests.chains import in_order
 from tests.optimum import small_steps, time_bound_us
 from tests.problems import unhurried

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from lowtide.remat.sweep import search
-from lowtide.remat.sweep import search as helper
-from lowtide.remat.sweep.search import Helper, Sweep
+from lowtide.remat import sweep
+from lowtide.remat import sweep as helper
+from lowtide.remat.sweep import Helper, Sweep
 from tests.sequences import stored_chain
 
 
@@ -37,7 +37,7 @@ def test_the_archive_is_the_same(monkeypatch):
     monkeypatch.setattr(helper, "processors", lambda: 2)
     found = []
     for large in (1, 10_000):
-        monkeypatch.setattr(search, "_LARGE", large)
+        monkeypatch.setattr(sweep, "_LARGE", large)
         archive = Sweep(max_states=1500).explore([stored_chain(8)], [[np.arange(16, dtype=np.int32)]])
         found.append([(point.peak_bytes, point.time_us, point.sequence.tolist()) for point in archive.points])
     assert found[0] == found[1]

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.remat import sweep as frontier
 from lowtide.remat.cost import cost_of
-from lowtide.remat.evict.eviction import Bias, evict
-from lowtide.remat.evict.state import BYSTANDER, CHOSEN, WEIGHED
-from lowtide.remat.sweep import search as frontier
-from lowtide.remat.sweep.neighbours import Neighbours
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.eviction import Bias, evict
+from lowtide.remat.neighbours import Neighbours
+from lowtide.remat.state import BYSTANDER, CHOSEN, WEIGHED
+from lowtide.remat.sweep import Sweep
 from tests.problems import unhurried
 from tests.sequences import RULES, linked, repeating, stored_chain
 

@@ -8,12 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.problems.order import Ints
-from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.evict.eviction import evict
+from lowtide.remat.eviction import evict
+from lowtide.remat.neighbours import RULES
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.sweep.neighbours import RULES
-from lowtide.remat.sweep.search import Sweep, _SweepSearch
+from lowtide.remat.seeds import Seeds
+from lowtide.remat.sweep import Sweep, _SweepSearch
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps, time_bound_us
 from tests.problems import unhurried

@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 from hypothesis import assume, given
 
-from lowtide.remat.blocks.find import find_blocks
-from lowtide.remat.blocks.options import _joined, forward_twice, option_of, options_of
-from lowtide.remat.blocks.problem import block_problems
-from lowtide.remat.blocks.seeds import BlockPlan
+from lowtide.remat.blocks import block_problems, find_blocks
 from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.options import _joined, forward_twice, option_of, options_of
+from lowtide.remat.seeds import BlockPlan
 from tests.chains import chains, equal_blocks, in_order
 from tests.optimum import least_us, small_blocks
 from tests.problems import unhurried

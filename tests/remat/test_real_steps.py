@@ -10,11 +10,11 @@ from torch import nn
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import Given
 from lowtide.cost.presets import preset
-from lowtide.remat.blocks.seeds import Seeds
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.seeds import Seeds
+from lowtide.remat.sweep import Sweep
 from lowtide.remat.write_out import rematerialise
 from tests.api.networks import Gpt, adamw, next_token, squares
 

@@ -16,9 +16,9 @@ from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
-from lowtide.remat.evict.eviction import Bias, ScoreWeights, evict
+from lowtide.remat.eviction import Bias, ScoreWeights, evict
 from lowtide.remat.problem import Links, RematProblem
-from lowtide.remat.sweep.search import Sweep
+from lowtide.remat.sweep import Sweep
 from lowtide.remat.write_out import rematerialise
 from tests.problems import unhurried
 from tests.sequences import RULES, linked, stored_chain
@@ -255,7 +255,7 @@ def test_an_interrupted_search_keeps_what_it_has(monkeypatch):
             raise KeyboardInterrupt
         return evict(*args)
 
-    monkeypatch.setattr("lowtide.remat.sweep.search.evict", interrupted)
+    monkeypatch.setattr("lowtide.remat.sweep.evict", interrupted)
     archive = Sweep().explore([problem], [[np.arange(12, dtype=np.int32)]])
     assert archive.interrupted
     assert archive.states >= 19  # the twentieth may be under way in the other thread

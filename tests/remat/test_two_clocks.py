@@ -12,7 +12,7 @@ from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.order_check import Task
 from lowtide.remat.cost import _QUEUE, cost_of
-from lowtide.remat.evict.eviction import evict
+from lowtide.remat.eviction import evict
 from lowtide.remat.problem import Clocks, Links, RematProblem, rows_of, with_views
 from tests.optimum import time_bound_us
 from tests.sequences import RULES, linked, repeating

@@ -14,7 +14,7 @@ from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, ReversePostOrder
-from lowtide.schedule.exact.solver import Exact
+from lowtide.schedule.exact import Exact
 from research.orders.carry import carry_over
 from research.orders.incremental import reschedule
 from tests.problems import Case, slow_peak, topological_orders, unhurried

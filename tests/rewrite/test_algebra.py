@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lowtide.ir.check.graph_check import check_graph
-from lowtide.rewrite.algebra.rewritings import RULES, rewrite
+from lowtide.rewrite.rewritings import RULES, rewrite
 from tests.graph_runs import odd_inputs, run, same_bits, training_graph
 from tests.weighed import Weighed
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.ir.check.graph_check import check_graph
-from lowtide.rewrite.algebra.rewritings import RULES, rewrite, rewritings
+from lowtide.rewrite.rewritings import RULES, rewrite, rewritings
 from tests.graph_runs import inference_graph, run, training_graph
 from tests.weighed import Weighed
 

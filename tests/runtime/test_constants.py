@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowtide.cpu.build.executable import Constants
+from lowtide.cpu.executable import Constants
 
 
 def _written(tensor: torch.Tensor) -> None:

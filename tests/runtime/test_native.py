@@ -297,7 +297,7 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
     assert done.stdout.splitlines() == ["another allocator was put before lowtide's", "True False", "1 1 0"], done.stderr
 
 
-@pytest.mark.parametrize("module", ["lowtide.cuda.native", "lowtide.cpu.build.library"])
+@pytest.mark.parametrize("module", ["lowtide.cuda.native", "lowtide.cpu.library"])
 def test_what_a_library_is_built_of_is_there(module):
     """Where no GPU is, nobody would notice that a file which is named there has gone."""
     named = [value for value in vars(importlib.import_module(module)).values() if isinstance(value, (Path, tuple, list))]

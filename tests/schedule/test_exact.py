@@ -11,9 +11,9 @@ from lowtide.problems.order_check import Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import Best, ProgramOrder, Schedule, answers
-from lowtide.schedule.exact.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
-from lowtide.schedule.exact.solver import Exact
-from lowtide.schedule.exact.threshold import FOUND, NO, YES, new_stack, new_table, reset, search
+from lowtide.schedule.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
+from lowtide.schedule.exact import Exact
+from lowtide.schedule.threshold import FOUND, NO, YES, new_stack, new_table, reset, search
 from tests.problems import ORDER_FILES, Case, cases, least_peak, slow_peak, topological_orders, unhurried
 
 ROWS = list(csv.DictReader((ORDER_FILES / "expected.csv").read_text().splitlines()))

@@ -1,1 +1,0 @@
-"""Steps for a range of shapes: what users say of it, and what is captured and planned for it."""

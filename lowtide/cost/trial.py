@@ -1,0 +1,226 @@
+"""Runs one call on made-up data and tells what it takes and what it gives, in whatever process this is.
+
+    takes   a recipe: plain data, as `recipe` leaves it
+    leaves  bytes and the looks of results, or nanoseconds: plain data too
+
+The data is ones, and zeros for integers, which are valid indices everywhere: an operator whose result has a size known beforehand does not
+size its temporaries by the data.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide.cost.operators import atom, dtype_name, of_torch, operator
+from lowtide.cost.profiler import device_name, measure_memory_of_each
+from lowtide.ir.result_specs import pieces_of
+
+_LACKING = ("not enough memory", "Cannot allocate memory")
+_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CACHES_WHERE_UNKNOWN_BYTES = 32 * 2**20
+_CROWD_BYTES = 64 * 2**20  # at most: a cache that many processors share is not one program's own, and reading as much takes its time
+_FREE_WHERE_UNKNOWN_BYTES = 4 * 2**30  # systems without /proc/meminfo
+
+
+def take_level(recipe: dict[str, Any], device: str, gradients: bool) -> dict[str, Any]:
+    """The highest level of the allocator during the call above that at its start, what the results look like, and nanoseconds, roughly."""
+    with aside(device, gradients):
+        call = made_ready(recipe)
+        if on_gpu(device):
+            call()  # the first call of a kind makes buffers that its library keeps: they are not the call's
+        seen: list[Any] = []
+        took: list[int] = []
+        (level,) = measure_memory_of_each([lambda: took.append(once_ns(lambda: _noted(call(), seen), device))], device, collect=False)
+    return {"level_bytes": level.above_bytes, "results": seen, "ns": took[0]}
+
+
+def take_times(recipes: list[dict[str, Any]], device: str, gradients: bool, warm_up: bool) -> dict[str, Any]:
+    """Nanoseconds of one run of each call with arguments that are in no cache. Runs before it let libraries choose and make kernels."""
+    with aside(device, gradients):
+        calls, evict = [made_ready(recipe) for recipe in recipes], crowd(device)
+        for call in calls if warm_up else ():
+            call()
+        if evict is not None:
+            evict()
+        return {"ns": [once_ns(call, device) for call in calls]}
+
+
+def answer(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a trial tells. Whatever an operator raises on made-up data is an answer too: {"failure": ..., "of_memory": ...}."""
+    try:
+        return take()
+    except Exception as error:  # an operator may raise anything on data that nobody meant for it
+        lacking = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _LACKING)
+        return {"failure": f"{type(error).__name__}: {error}", "of_memory": lacking}
+
+
+def made_ready(recipe: dict[str, Any]) -> Callable[[], Any]:
+    """The last step of a recipe with its arguments; the steps before it have run. Raises FormatError for what this torch does not have."""
+    kitchen = _Kitchen(recipe["values"])
+    *before, last = recipe["steps"]
+    for step in before:
+        kitchen.run(step)
+    return kitchen.ready(last)
+
+
+def made_up(layout: list[Any]) -> torch.Tensor:
+    """A tensor of ones (zeros for integers) of a dtype, shape and strides, on a device."""
+    name, shape, stride, device = layout
+    dtype = of_torch(name)
+    ones = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
+    extent = 0 if 0 in shape else 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+    # Strides may overlap (expanded tensors): what lies beneath is filled, not the tensor.
+    return torch.full((extent,), int(ones), dtype=dtype, device=device).as_strided(shape, stride)
+
+
+class _Kitchen:
+    """The values of a recipe, each made when it is first asked for."""
+
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self._entries = entries
+        self._made: dict[int, Any] = {}
+        self._results: list[list[Any]] = []
+
+    def run(self, step: dict[str, Any]) -> None:
+        self._results.append(pieces_of(self.ready(step)()))
+
+    def ready(self, step: dict[str, Any]) -> Callable[[], Any]:
+        func, args = operator(step["op"]), [self._argument(arg) for arg in step["args"]]
+        kwargs = {name: self._argument(arg) for name, arg in step["kwargs"].items()}
+        schema = getattr(func, "_schema", None)
+        for at, argument in enumerate(() if schema is None else schema.arguments):  # a generator: torch's, which is put back
+            if "Generator" in str(argument.type):
+                args[at : at + 1] = [None] * len(args[at : at + 1])
+                kwargs |= {argument.name: None} if argument.name in kwargs else {}
+        return lambda: func(*args, **kwargs)
+
+    def _argument(self, arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [self._argument(item) for item in arg]
+        if not isinstance(arg, dict):
+            return arg
+        if "value" in arg:
+            return self._value(arg["value"])
+        return complex(*arg["complex"]) if "complex" in arg else atom(*arg["atom"])
+
+    def _value(self, number: int) -> Any:
+        if number not in self._made:
+            self._made[number] = self._new(self._entries[number])
+        return self._made[number]
+
+    def _new(self, entry: dict[str, Any]) -> Any:
+        if "step" in entry:
+            return self._results[entry["step"]][entry["result"]]
+        return made_up(entry["made"]) if "made" in entry else entry["scalar"]
+
+
+def _noted(out: Any, seen: list[Any]) -> Any:
+    """Note what results look like, and hand them on."""
+    seen += [_look(piece) for piece in pieces_of(out)]
+    return out
+
+
+def _look(piece: Any) -> Any:
+    """[dtype, shape, stride, offset, bytes of the storage, device]; None for what is no dense tensor."""
+    if not isinstance(piece, torch.Tensor) or piece.layout is not torch.strided:
+        return None
+    nbytes = piece.untyped_storage().nbytes()
+    return [dtype_name(piece.dtype), list(piece.shape), list(piece.stride()), piece.storage_offset(), nbytes, str(piece.device)]
+
+
+@contextmanager
+def aside(device: str, gradients: bool = True) -> Iterator[None]:
+    """Leave no trace on the caller: neither on random state nor on modes.
+
+    Some kernels ask whether gradients are enabled, so they are as they will be in the program; nothing is recorded, as no made-up tensor
+    requires any.
+    """
+    kind = torch.device(device).type
+    devices = [torch.device(device)] if kind == "cuda" else []
+    with (
+        torch.random.fork_rng(devices), torch.set_grad_enabled(gradients), torch.autocast(kind, enabled=False), warnings.catch_warnings()
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")  # what an operator says of made-up data concerns nobody
+        yield
+
+
+def circumstances(device: str, gradients: bool = True) -> tuple[str, ...]:
+    """What decides, besides the call, which kernels run and what they take."""
+    return (
+        f"torch {torch.__version__}",
+        device_name(device),
+        f"{torch.get_num_threads()} threads",
+        f"oneDNN {torch.backends.mkldnn.enabled}",
+        f"deterministic {torch.are_deterministic_algorithms_enabled()}",
+        f"matmul precision {torch.get_float32_matmul_precision()}",
+        f"default {dtype_name(torch.get_default_dtype())}",
+        f"gradients {gradients}",
+        *([f"cudnn {cudnn_flags()}"] if on_gpu(device) else []),
+    )
+
+
+def cudnn_flags() -> dict[str, bool]:
+    """What decides which of cuDNN's kernels run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a flag that goes by another name from some version on
+        return {name: bool(getattr(torch.backends.cudnn, name)) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+
+
+def free_bytes(device: str) -> int:
+    if on_gpu(device):
+        return torch.cuda.mem_get_info(device)[0]
+    info = Path("/proc/meminfo")
+    available = re.search(r"MemAvailable:\s*(\d+) kB", info.read_text()) if info.exists() else None
+    return int(available[1]) * 1024 if available else _FREE_WHERE_UNKNOWN_BYTES
+
+
+def once_ns(call: Callable[[], Any], device: str) -> int:
+    """On one thread of a CPU the processor's own time counts: waiting for a busy processor is not the operator's doing."""
+    clock = time.thread_time_ns if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter_ns
+    finish(device)
+    start = clock()
+    call()
+    finish(device)
+    return max(1, clock() - start)
+
+
+def finish(device: str) -> None:
+    """Wait for what a GPU still does."""
+    if on_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def on_gpu(device: str) -> bool:
+    """Whether a device is one that works beside the processor."""
+    return device.startswith("cuda")
+
+
+@cache
+def crowd(device: str) -> Callable[[], Any] | None:
+    """Reads as much other memory as crowds what a call reads out of a device's caches; None where there is no memory for that."""
+    try:
+        return torch.ones(min(_CROWD_BYTES, 2 * cache_bytes(device)) // 4, device=device).sum
+    except (MemoryError, RuntimeError):
+        return None
+
+
+def forget_crowds() -> None:
+    """Let go the memory that trials of times read beside."""
+    crowd.cache_clear()
+
+
+def cache_bytes(device: str) -> int:
+    """The size of the largest cache; a guess where the system does not tell."""
+    if on_gpu(device):
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
+    return max((int(size[1]) * 1024 for size in sizes if size is not None), default=_CACHES_WHERE_UNKNOWN_BYTES)

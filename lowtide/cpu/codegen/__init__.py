@@ -1,1 +1,0 @@
-"""Stages as C++: one source for a network, made of the templates in kernels.hpp."""

@@ -1,1 +1,0 @@
-"""Whole schedules under a limit, by eviction with look-ahead."""

@@ -1,0 +1,363 @@
+"""Everything that was seen of memory against time: the search that fills the archive from which any limit is answered.
+
+Each point is a whole schedule with recomputation and swapping. The sweep does not know the limit that will be asked for, so that two
+limits are answered from the same points: less memory never gives a higher peak, more memory never a slower program.
+
+The sweep goes down from the peak of the fastest order without recomputation, in wide steps and then at the levels between, until eviction
+finds nothing any more. At each level it evicts under several rules, from every order given and from the best schedules seen so far. Then it
+climbs at each level: another rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole
+right schedule of whatever that is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built
+and costed, and in the runs that they hold, so that large graphs do not take longer.
+
+A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread.
+
+First guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
+
+What a corner of those choices keeps (`remat.bound`) is dear to eviction, the rest is cheap to make again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice, product
+from types import TracebackType
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.problems.order import Ints
+from lowtide.remat.archive import Archive, Point, Recipe
+from lowtide.remat.bound import Crossing
+from lowtide.remat.cost import cost_of, price_of
+from lowtide.remat.eviction import Bias, EvictionResult, ScoreWeights, evict
+from lowtide.remat.neighbours import RULES, Neighbours
+from lowtide.remat.problem import RematProblem
+from lowtide.remat.pruning import prompt
+from lowtide.remat.seeds import Seeds
+
+_DEAR = 100.0  # times as dear as it looks
+_GUESS_RULES = (ScoreWeights(), ScoreWeights(steps_power=0.4))
+_GUESSES_NEAR = 2  # corners that are tried at a limit
+
+
+class Guesses:
+    """Of one problem without links, along one order."""
+
+    def __init__(self, problem: RematProblem, order: Ints) -> None:
+        self._order, ready = order, prompt(problem, order)
+        self._moment = Crossing.of(problem, int(ready[cost_of(problem, ready).footprint_bytes.argmax()]))
+        self._beside_bytes = problem.problem.resident_bytes + self._moment.needs_bytes
+
+    def within(self, limit_bytes: int) -> Iterator[Recipe]:
+        """Recipes for a limit, the most promising first: those of the corners that keep nearest to what has room."""
+        room_bytes = limit_bytes - self._beside_bytes
+        for corner in sorted(self._moment.corners, key=lambda each: abs(each.held_bytes - room_bytes))[:_GUESSES_NEAR]:
+            for rule in _GUESS_RULES:
+                yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+class Helper:
+    """Makes something of each item of a list, every second by a thread of its own where that is wanted and there is a processor for it."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._pool = ThreadPoolExecutor(1) if wanted and processors() > 1 else None
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def made_of(self, items: Sequence[Given], function: Callable[[Given], Made]) -> Iterator[Made]:
+        """What a function makes of each item, in their order, as far as it is asked for."""
+        others = iter([self._pool.submit(function, item) for item in items[1::2]] if self._pool is not None else ())
+        for position, item in enumerate(items):
+            other = next(others, None) if position % 2 else None
+            yield function(item) if other is None else other.result()
+
+
+def processors() -> int:
+    """How many this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
+_PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
+_RULES = 9  # that are tried at each level from each order
+_FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
+_REST = 3  # levels
+_COARSE = 4  # of so many levels one is tried first
+_NEAR = 6  # points on either side of a limit whose recipes are tried there
+_DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit that has an answer, in steps so much finer than a level
+_AT_ONCE = 2  # neighbours are built side by side
+_STALE = 50  # neighbours in a row that were all tried before: a level is done
+_LARGE = 500  # nodes of a problem for which a second thread is worth waking
+_HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
+
+Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How far to look.
+
+    levels: limits tried, from the peak without recomputation down to what is resident.
+    max_states: schedules built. With swapping, as many again.
+    max_runs: the runs of nodes in all these schedules together.
+    max_seconds: only stops the search, and the answer says so.
+    """
+
+    levels: int = 96
+    max_states: int = 30_000
+    max_runs: int = 20_000_000
+    max_seconds: float = math.inf
+
+    def explore(
+        self,
+        problems: Sequence[RematProblem],
+        orders: Sequence[Sequence[Ints]],
+        seeds: Seeds | None = None,
+        listener: Listener | None = None,
+    ) -> Archive:
+        """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
+
+        Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks. What the
+        `listener` does changes nothing.
+        """
+        seeds = seeds or Seeds()
+        plain = _SweepSearch(self, [problem.without_links for problem in problems], orders, seeds, listener)
+        if all(problem.links is None for problem in problems):
+            return plain.done()
+        return _both(plain, _SweepSearch(self, problems, orders, seeds, listener))
+
+
+def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
+    """Two searches side by side; the one with swapping climbs from what the other found, too, and so is never worse.
+
+    Kernels run without Python's lock.
+    """
+    plain.beside, swapping.beside = swapping, plain
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(plain.done)
+        merged = swapping.done(other)
+        plain.stopped |= merged.interrupted
+        try:
+            merged.merge(other.result())
+        except KeyboardInterrupt:
+            plain.stopped = True
+            merged.merge(other.result())
+            merged.interrupted = True
+    return merged
+
+
+class _SweepSearch:
+    beside: _SweepSearch | None = None  # that runs at the same time
+
+    def __init__(
+        self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds, listener: Listener | None
+    ) -> None:
+        self.sweep, self.problems, self.orders, self.seeds, self.listener = sweep, problems, orders, seeds, listener
+        self.stopped = False
+        self.archive, self.runs = Archive(), 0
+        self.neighbours, self.tried = Neighbours(), set[bytes]()
+        self.resting: dict[int, int] = {}  # by problem, the levels at which its orders are left alone
+        self.deadline = time.monotonic() + sweep.max_seconds
+        self.helper = Helper(max(problem.problem.node_count for problem in problems) >= _LARGE)
+
+    def done(self, other: Future[Archive] | None = None) -> Archive:
+        """All of it; where there is another search, what that found is climbed from, too."""
+        for which, orders in enumerate(self.orders):
+            for order in orders:
+                self.see(which, order)
+        try:
+            with self.helper:
+                self.go(other)
+        except KeyboardInterrupt:
+            self.archive.interrupted = True
+        return self.archive
+
+    def go(self, other: Future[Archive] | None) -> None:
+        """Down the levels, then over all that have an answer, from the top and back."""
+        levels = self.levels()
+        self.plant(levels)
+        self.guess(levels)
+        self.descend(levels)
+        self.deepen(levels[0] - levels[1] if len(levels) > 1 else 1)
+        for point in () if other is None else other.result().points:
+            self.archive.add(point.padded(self.problems[point.problem].problem.tensor_count))
+        reached = [limit for limit in levels if self.archive.within(limit) is not None]
+        turns = [*reached, *reversed(reached)]
+        for turn, limit in enumerate(turns):
+            self.climb(limit, len(turns) - turn)
+
+    def plant(self, levels: Sequence[int]) -> None:
+        """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
+        until = self.sweep.max_runs // _PLANTED
+        for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
+            for order in orders if problem.links is None else ():
+                for sequence in islice(self.seeds.of(problem, order, levels), self.sweep.max_states // 20):
+                    if self.over() or self.runs >= until:
+                        return
+                    self.count(len(sequence))
+                    self.see(which, sequence, Recipe(sequence, RULES[0]))
+
+    def guess(self, levels: Sequence[int]) -> None:
+        """What the best choices at the peak of each order keep, at each level, as far as a part of the effort goes. Links have no guess."""
+        until = self.archive.states + self.sweep.max_states // _GUESSED
+        plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
+        guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which] if len(order)]
+        for limit, (which, each) in product(levels, guesses):
+            if self.archive.states >= until:
+                return
+            self.attempts(limit, [(which, recipe) for recipe in each.within(limit)])
+
+    def levels(self) -> list[int]:
+        """Limits from just under the peak of the fastest order seen down to what is resident."""
+        top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
+        count = min(self.sweep.levels, max(_FEW, self.sweep.max_states // _STATES))
+        return [top - (top - floor) * step // count for step in range(1, count)]
+
+    def descend(self, levels: Sequence[int]) -> None:
+        """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving.
+
+        First at a few levels all the way down, so that little effort goes as far as much; then at those between.
+        """
+        coarse = levels[_COARSE - 1 :: _COARSE] if len(levels) > _COARSE * _FEW else levels
+        for pace in (coarse, sorted(set(levels).difference(coarse), reverse=True)):
+            self.go_down(pace)
+
+    def go_down(self, levels: Sequence[int]) -> None:
+        """Evict at each of these, until nothing is found below the leanest schedule; then halve what is between."""
+        for limit in levels:
+            least = self.archive.points[0].peak_bytes
+            if not self.seed(limit) and limit < least:
+                return self.halve(limit, least)
+        return None
+
+    def halve(self, low: int, high: int) -> None:
+        """Between a limit that has no answer and one that has."""
+        while high - low > max(1, high // 500) and not self.over():
+            middle = (low + high) // 2
+            if self.seed(middle):
+                high = min(middle, self.archive.points[0].peak_bytes)
+            else:
+                low = middle
+
+    def deepen(self, step: int) -> None:
+        """Change the leanest schedule, again and again, for ones that are leaner: where rules end, exceptions may still lead on."""
+        until, stale = self.archive.states + self.sweep.max_states // _DEEPER, 0
+        while self.archive.states < until and stale < _STALE and not self.over():
+            point = self.archive.points[0]
+            limit = point.peak_bytes - max(1, step // _FINE)
+            before = self.archive.states
+            self.attempts(limit, self.around(point))
+            stale = stale + _AT_ONCE if self.archive.states == before else 0
+
+    def seed(self, limit: int) -> bool:
+        """Evict from every order, and from the leanest schedule seen, under many rules; under few where others are much faster.
+
+        A problem that was much slower than others rests for some levels, as long as those find something.
+        """
+        near = self.archive.points[0]
+        leanest = near.problem, self.problems[near.problem].codes.runs_in(near.sequence)
+        resting = {which for which, left in self.resting.items() if left > 0}
+        seeded = self.seed_from(limit, [*self.bases(lambda which: which not in resting), leanest])
+        if not seeded and resting:
+            seeded = self.seed_from(limit, self.bases(lambda which: which in resting))
+        return seeded | self.repeat_near(limit)
+
+    def bases(self, wanted: Callable[[int], bool]) -> list[tuple[int, Ints]]:
+        return [(which, order) for which, orders in enumerate(self.orders) if wanted(which) for order in orders]
+
+    def seed_from(self, limit: int, bases: Sequence[tuple[int, Ints]]) -> bool:
+        """Evict from these; whether anything was found."""
+        drawn = [(which, base, self.neighbours.rules(self.problems[which], _RULES)) for which, base in bases]
+        least = self.seeded(limit, ((which, base, rules[:_FIRST]) for which, base, rules in drawn))
+        slow_us = min(least.values(), default=math.inf) * _SLOW
+        more = self.seeded(limit, ((which, base, rules[_FIRST:]) for which, base, rules in drawn if least.get(which, math.inf) <= slow_us))
+        self.resting = {which: left - 1 for which, left in self.resting.items()}
+        self.resting |= {which: _REST for which, _ in bases if least and least.get(which, math.inf) > slow_us}
+        return bool(least or more)
+
+    def seeded(self, limit: int, drawn: Iterable[tuple[int, Ints, Sequence[ScoreWeights]]]) -> dict[int, float]:
+        """Evict from orders under rules: by problem the least time that was found."""
+        least: dict[int, float] = {}
+        for point in self.attempts(limit, [(which, Recipe(base, weights)) for which, base, rules in drawn for weights in rules]):
+            least[point.problem] = min(least.get(point.problem, math.inf), point.time_us)
+        return least
+
+    def repeat_near(self, limit: int) -> bool:
+        """What made the best schedules of limits nearby, done at this one."""
+        near = [(point.problem, point.recipe) for point in self.archive.near(limit, _NEAR) if point.recipe is not None]
+        return bool(self.attempts(limit, near))
+
+    def climb(self, limit: int, turns: int) -> None:
+        """Change the fastest schedule within the limit, again and again; this turn's share of what effort is left."""
+        self.repeat_near(limit)
+        point, stale = self.archive.within(limit), 0
+        states = self.archive.states + (self.sweep.max_states - self.archive.states) // turns
+        runs = self.runs + (self.sweep.max_runs - self.runs) // turns
+        while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
+            before = self.archive.states
+            best = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
+            stale = stale + _AT_ONCE if self.archive.states == before else 0
+            if best.time_us <= point.time_us:
+                point = best
+
+    def around(self, point: Point) -> list[tuple[int, Recipe]]:
+        return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
+
+    def attempts(self, limit: int, recipes: Sequence[tuple[int, Recipe]]) -> list[Point]:
+        """A state of each recipe for a problem, as far as there is one that was not built before, and effort for it."""
+        fresh: list[tuple[int, Recipe]] = []
+        for which, recipe in recipes:
+            digest = recipe.digest(which, limit)
+            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.sweep.max_states:
+                self.tried.add(digest)
+                fresh.append((which, recipe))
+
+        def evicted(each: tuple[int, Recipe]) -> EvictionResult | None:
+            which, recipe = each
+            return evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
+
+        points: list[Point] = []
+        for (which, recipe), point_made in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
+            if self.over():
+                break
+            self.count(len(recipe.base if point_made is None else point_made.sequence))
+            if point_made is not None:
+                points.append(self.see(which, point_made.sequence, recipe, point_made.roles))
+        return points
+
+    def count(self, runs: int) -> None:
+        self.archive.states += 1
+        self.runs += runs
+        if self.listener is not None and self.archive.states % _HEARD_EVERY == 0:
+            self.listener(self.share if self.beside is None else (self.share + self.beside.share) / 2, self.archive)
+
+    @property
+    def share(self) -> float:
+        return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
+
+    def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:
+        point = Point(*price_of(self.problems[which], sequence), which, sequence, recipe, roles)
+        self.archive.add(point)
+        return point
+
+    def over(self) -> bool:
+        if self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs or self.stopped:
+            return True
+        self.archive.out_of_time |= time.monotonic() > self.deadline
+        return self.archive.out_of_time

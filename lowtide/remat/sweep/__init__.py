@@ -1,1 +1,0 @@
-"""The search over schedules that fills the archive of peak against time."""

@@ -1,0 +1,201 @@
+"""How a thing looks: equal tokens for things that a program cannot tell apart, also after they were changed in place."""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import functools
+import marshal
+import threading
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from lowtide.base.places import ABSENT, attributes, behind, in_context
+from lowtide.runtime.watch import ContentWatch
+
+Token: TypeAlias = Any  # hashable; equal to itself and to tokens of what looks alike
+
+_PLAIN = frozenset({bool, int, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size})
+_CONTAINERS: tuple[Any, ...] = (list, tuple, deque, set, frozenset, dict)
+_OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, classmethod, staticmethod, torch.Tensor)
+_NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_NUMBERS = frozenset({bool, int, float, complex, type(None)})
+_DUMPED = frozenset({list, tuple, set, frozenset, dict})  # which `marshal` writes, and no class that is derived from them
+_DEEPEST = 4  # objects within objects
+_DEEPEST_HELD = 32  # lists within lists
+_LARGEST = 1000  # items of a container that is compared item by item; a larger one as bytes, if it holds numbers and texts alone
+_MOST = 10_000  # items within one attribute
+_MOST_BYTES, _MOST_BYTES_WITHIN = 1 << 20, 1 << 16  # of what is compared as bytes, and within objects: nobody saw that it is read
+
+
+class Identity:
+    """The one object that it is of; it does not keep that alive."""
+
+    __slots__ = ("_hash", "_ref", "text")
+
+    def __init__(self, item: Any) -> None:
+        self._hash, self.text = id(item), f"{type(item).__qualname__} {item.__qualname__ if isinstance(item, _NAMED) else ''}".strip()
+        try:
+            self._ref: Any = weakref.ref(item)
+        except TypeError:
+            self._ref = lambda: item
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self._hash == other._hash and (mine := self._ref()) is not None and mine is other._ref()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"a {self.text}"
+
+
+class Tokens:
+    """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id.
+
+    `unwatched` are the places of what is too large to be compared.
+    """
+
+    def __init__(self, watch: ContentWatch, known: Mapping[int, Token]) -> None:
+        self._watch, self._known = watch, known
+        self._made: dict[tuple[int, int], Token] = {}
+        self._left, self._bytes_left, self._within = _MOST, _MOST_BYTES, 0
+        self.unwatched: list[str] = []
+
+    def of(self, item: Any, place: object = "") -> Token:
+        self._left, self._bytes_left, self._place = _MOST, _MOST_BYTES, place
+        return self._of(item, 0)
+
+    def _of(self, item: Any, depth: int) -> Token:
+        kind = type(item)
+        if kind in _PLAIN:
+            return kind, item
+        if kind in (float, complex):
+            return kind, repr(item)  # nan looks like itself, -0.0 unlike 0.0
+        if id(item) in self._known:
+            return self._known[id(item)]
+        key = id(item), depth
+        if key not in self._made:
+            if (target := behind(item)) is not item:
+                self._watch.question(lambda item: behind(item) is None, item)
+                return kind, item.__name__ if kind is types.BuiltinMethodType else "", self._of(target, depth + 1)
+            self._made[key] = Identity(item)  # of what holds itself
+            self._made[key] = self._opened(item, kind, depth)
+        return self._made[key]
+
+    def _opened(self, item: Any, kind: type, depth: int) -> Token:
+        """The token of what may hold other things."""
+        if isinstance(item, types.MethodType):
+            return kind, Identity(item.__func__), self._of(item.__self__, _DEEPEST)
+        if isinstance(item, functools.partial):
+            self._watch.container(item.keywords)
+            return kind, self._of(item.func, _DEEPEST), self._pieces(item.args, depth), self._entries(item.keywords, depth)
+        if isinstance(item, contextvars.ContextVar):
+            self._watch.question(in_context, item)
+            return Identity(item), self._of(in_context(item), depth + 1)
+        if isinstance(item, (np.ndarray, array.array, bytearray)):
+            own = None if (named := attributes(item)) is ABSENT else self._entries(named, depth)  # of a class of its own: a mask, say
+            return self._bytes_of(item, kind), own
+        if isinstance(item, _CONTAINERS):
+            return self._container(item, kind, depth)
+        return self._object(item, kind, depth)
+
+    def _bytes_of(self, item: Any, kind: type) -> Token:
+        """The token of an array."""
+        size = memoryview(item).nbytes if not isinstance(item, np.ndarray) else item.nbytes
+        if size > self._most_bytes or (numbers := _numbers(item)) is None:
+            return kind, size, self._identity(item, f"{size:,} bytes of a {kind.__name__}")
+        self._bytes_left -= size
+        self._watch.question(_numbers, item)
+        return kind, (str(item.dtype), item.shape) if isinstance(item, np.ndarray) else size, numbers
+
+    def _container(self, item: Any, kind: type, depth: int) -> Token:
+        base: Any = next(base for base in _CONTAINERS if isinstance(item, base))
+        length = base.__len__(item)  # its class may have another
+        if depth >= _DEEPEST or length > min(_LARGEST, self._left):
+            if (numbers := _dumped(item, self._most_bytes)) is not None:
+                self._bytes_left -= len(numbers)
+                if base not in (tuple, frozenset) or not {*map(type, item)} <= _NUMBERS:
+                    self._watch.question(_bytes, item)
+                return kind, length, numbers
+            if depth >= _DEEPEST_HELD or length > self._left:
+                return kind, length, self._identity(item, f"a {kind.__name__} of {length:,} items")
+        self._left -= length
+        if not isinstance(item, (tuple, frozenset)):
+            self._watch.container(item)
+        if isinstance(item, dict):
+            return kind, self._entries(item, depth)
+        if isinstance(item, (set, frozenset)):
+            return kind, frozenset(self._of(piece, _DEEPEST) for piece in item)
+        return kind, self._pieces(item, depth)
+
+    def _object(self, item: Any, kind: type, depth: int) -> Token:
+        """An object is itself, with its attributes as they are."""
+        own, names = attributes(item), kind is types.SimpleNamespace
+        if depth >= (_DEEPEST_HELD if names else _DEEPEST) or isinstance(item, _OPAQUE) or type(own) is not dict:
+            return Identity(item)
+        if len(own) > min(_LARGEST, self._left):
+            return self._identity(item, f"{len(own):,} attributes of a {kind.__name__}")
+        self._left -= len(own)
+        if isinstance(item, threading.local):
+            self._watch.question(attributes, item)  # in another thread it is another
+        self._watch.container(own)
+        self._within += not names
+        entries = self._entries(own, depth)
+        self._within -= not names
+        return Identity(item), entries
+
+    def _identity(self, item: Any, what: str) -> Identity:
+        """The token of what cannot be compared. Within an object nobody knows whether it is read, and nothing is said."""
+        self.unwatched += [f"{self._place} holds {what}"] if self._place and not self._within else []
+        return Identity(item)
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(self._bytes_left, _MOST_BYTES_WITHIN) if self._within else self._bytes_left
+
+    def _pieces(self, items: Any, depth: int) -> Token:
+        return tuple([self._of(piece, depth + 1) for piece in items])
+
+    def _entries(self, items: Mapping[Any, Any], depth: int) -> Token:
+        return tuple([(self._of(key, _DEEPEST), self._of(piece, depth + 1)) for key, piece in items.items()])
+
+
+def _numbers(item: Any) -> bytes | None:
+    """What an array holds; None where these are objects."""
+    if not isinstance(item, np.ndarray):
+        return bytes(item)
+    return _dumped(item.tolist(), _MOST_BYTES) if item.dtype.hasobject else item.tobytes()
+
+
+def _dumped(item: Any, most: int) -> bytes | None:
+    """A container as bytes, the same for the same numbers and texts in it, at any depth; None where it holds anything else, or too much."""
+    try:
+        return _bytes(item) if _size(item, most) <= most else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bytes(item: Any) -> bytes:
+    """15 ns a number, where a look at each from Python takes some hundreds."""
+    if type(item) not in _DUMPED:
+        base: Any = OrderedDict if isinstance(item, OrderedDict) else dict
+        item = dict(base.items(item)) if isinstance(item, dict) else list(item)
+    return marshal.dumps(item, 2)  # the version that does not tell whether one thing lies there twice
+
+
+def _size(item: Any, most: int) -> int:
+    """About how many bytes that will be; anything above `most` where they are more."""
+    pieces = [*item, *item.values()] if type(item) is dict else item
+    size = 8 * len(pieces)
+    if size > most or {*map(type, pieces)} <= _NUMBERS:
+        return size
+    for piece in pieces:
+        size += len(piece) if type(piece) in (str, bytes) else _size(piece, most - size) if type(piece) in _DUMPED else 0
+    return size

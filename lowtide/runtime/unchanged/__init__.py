@@ -1,1 +1,0 @@
-"""Whether what a program takes for granted still holds."""

@@ -1,1 +1,0 @@
-"""Orders proven to have the least peak, or a gap that is proven."""
