@@ -103,11 +103,11 @@ def test_long_frontiers_are_thinned_and_keep_their_ends():
 
 def test_a_small_network_is_planned_and_drawn(tmp_path):
     entry = Entry("tiny", partial(UNet, (4, 8)), lambda batch: (images(batch, 1, 32, 32), images(batch, 1, 32, 32)), CASES[3].lean.loss, "")
-    planned = plan(entry, 4, search=Timed(max_states=300))
+    planned = plan(entry, 4, search=Timed(max_states=40))
     assert (
         planned.resident_bytes < planned.effort.floor_bytes <= planned.frontier[0][0] < planned.frontier[-1][0] <= planned.eager_peak_bytes
     )
-    assert 0 < planned.effort.states <= 300
+    assert 0 < planned.effort.states <= 40
     frontiers = {f"{case.name} | {case.lean.name} | recompute": planned.shares() for case in CASES}
     picture = draw(frontiers, CASES, tmp_path)
     assert picture.read_bytes()[:4] == b"\x89PNG"

@@ -33,14 +33,15 @@ def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Ite
 
 
 def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:
+    if at_once:
+        return _summed(capture, roots, names=True)
     try:
-        return _summed(capture, roots, names=True) if at_once else capture(None, False)
-    except LeavingError:
-        if at_once:
-            raise
+        return capture(None, False)
+    except LeavingError as error:
+        plain = str(error)
     why = ""
     try:
-        return _summed(capture, roots, names=False)
+        return _summed(capture, roots, names=False, plain=plain)
     except StaleError as error:
         why = f"{error}. Or return it from loss() or after_backward(): `value, norm = step(...)`"
     except CaptureError as error:
@@ -53,21 +54,21 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         raise CaptureError(f"{what}. It cannot be put there by each step: {why}" if why else str(error)) from error.__cause__
 
 
-def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool) -> T:
+def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool, plain: str | None = None) -> T:
     """A capture that follows what the program puts outside; where it is refused, one that follows its sums as well.
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
     counted: dict[Key, CountedPlace] = {}
     try:
-        return _followed(capture, roots, names, None, counted)
+        return _followed(capture, roots, names, plain, None, counted)
     except CaptureError as error:
         refusal, converts = error, getattr(error, "converts", False)
     while True:
         _put_back(counted)
         summed, known = dict(counted), converts
         try:
-            captured = _followed(capture, roots, names, summed, counted, converts)
+            captured = _followed(capture, roots, names, plain, summed, counted, converts)
         except CaptureError as error:
             captured, converts = None, converts or getattr(error, "converts", False)
             its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
@@ -90,12 +91,15 @@ def _followed(
     capture: Callable[[OutputRecorder | None, bool], T],
     roots: list[Any],
     names: bool,
+    plain: str | None,
     summed: dict[Key, CountedPlace] | None,
     counted: dict[Key, CountedPlace],
     converts: bool = False,
 ) -> T:
     """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
 
+    A failure is final where it says what an attempt without stand-ins said (`plain`): with fewer of them it would be the same; and where
+    it tells of sums that are not followed yet, as the caller then follows them.
     Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
     `counted` gets what the program has changed that later attempts may follow.
     """
@@ -120,7 +124,9 @@ def _followed(
             narrower = unread
         if captured is not None and survive(leaving.befores):
             raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
-        if len(narrower) < len(leaving.containers):
+        learned = counted.keys() > (summed or {}).keys() or (not converts and getattr(failed, "converts", False))
+        final = failed is not None and (learned or str(failed) == plain)
+        if len(narrower) < len(leaving.containers) and not final:
             chosen = narrower
         elif failed is not None:
             raise known_why or failed
