@@ -34,12 +34,14 @@ class Doubled(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, **options: Any) -> None:
+    def __init__(self, width: int, dtype: torch.dtype | None = None, **options: Any) -> None:
         super().__init__()
+        self.dtype = dtype
         self.to_all, self.width, self.options = nn.Linear(width, 3 * width), width, options
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = (each.unflatten(-1, (2, self.width // 2)).transpose(1, 2) for each in self.to_all(x).chunk(3, -1))
+        parts = parts if self.dtype is None else (each.to(self.dtype) for each in parts)
         mask = self.options.get("attn_mask")
         options = {
             **self.options,
@@ -98,6 +100,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolutions": (_convolutions, PICTURES),
     "an encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), SEQUENCES),
     "attention": (lambda: Attention(16), SEQUENCES),
+    "attention of what is cast": (lambda: Attention(16, torch.float32), SEQUENCES),
     "causal attention": (lambda: Attention(16, is_causal=True), SEQUENCES),
     "attention with a mask": (lambda: Attention(16, attn_mask=torch.bool), SEQUENCES),
     "attention of odd heads": (lambda: Attention(12, dropout_p=0.1), (4, 12, 12)),

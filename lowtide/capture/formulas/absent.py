@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import GradientEdge
 
 from lowtide.capture.care.turns import for_this_thread, placed, replaced, undoing
+from lowtide.capture.formulas.attention import attention
 from lowtide.capture.formulas.dispatch import as_on_absent
 from lowtide.errors import CaptureError
 
@@ -39,7 +40,7 @@ def as_on(name: str, capability: tuple[int, int], memory_bytes: int, engine: Any
         stack.enter_context(replaced(torch.autograd, "_engine_run_backward", lambda _: partial(_backward, engine)))
         stack.enter_context(replaced(torch._C, "_current_graph_task_id", lambda _: engine.current))
         stack.enter_context(replaced(torch._C, "_current_autograd_node", lambda usual: lambda: evaluated() or usual()))
-        stack.enter_context(as_on_absent(capability))
+        stack.enter_context(as_on_absent(capability, {torch.ops.aten.scaled_dot_product_attention.default: attention}))
         yield
 
 

@@ -13,28 +13,37 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 
-from lowtide.capture.formulas.dispatch import absent_capability, calling_formulas, formula, wants_gradient
+from lowtide.capture.formulas.dispatch import absent_capability, calling_formulas, wants_gradient
 
 _ATEN = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
 _BIAS_ALIGNED = 16  # elements, of what is added to the products
 
 
-@formula(_ATEN.scaled_dot_product_attention.default)
-def _attention(
+def attention(
     op: OpOverload, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
+    """What `scaled_dot_product_attention` does there."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     capability = absent_capability(query)
     if capability is None:
         return op(query, key, value, attn_mask, dropout_p, is_causal, **options)  # type: ignore[no-any-return]
-    with calling_formulas():
+    if torch.is_autocast_enabled("cuda"):  # casts before ATen chooses, the last argument first
+        attn_mask = None if attn_mask is None else _cast(attn_mask)
+        value, key, query = map(_cast, (value, key, query))
+    with calling_formulas(), torch.autocast("cuda", enabled=False):
         if _suits_flash(query, key, value, attn_mask, is_causal, enable_gqa, capability):
             return _by_flash(query, key, value, dropout_p, is_causal, scale)
         if _suits_efficient(query, key, value, attn_mask, capability):
             return _by_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    return op(query, key, value, attn_mask, dropout_p, is_causal, **options)  # type: ignore[no-any-return]
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        return op._op_dk(composite, query, key, value, attn_mask, dropout_p, is_causal, **options)  # type: ignore[no-any-return]
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    low = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.get_autocast_dtype("cuda")) if low else tensor
 
 
 def _suits_flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, on: tuple[int, int]) -> bool:

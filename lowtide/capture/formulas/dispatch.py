@@ -10,7 +10,7 @@ apart, so calls from within C++ come here, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -54,12 +54,18 @@ def calling_formulas() -> Iterator[None]:
 
 
 @contextmanager
-def as_on_absent(capability: tuple[int, int]) -> Iterator[None]:
-    """While this lasts, formulas on a GPU answer for one of this capability, which is not here, and which ATen would ask."""
-    token = _absent.set(capability)
+def as_on_absent(capability: tuple[int, int], kernels: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """While this lasts, formulas on a GPU answer for one of this capability, which is not here, and which ATen would ask.
+
+    `kernels` are formulas of that time alone: at all others such an operator calls others that have formulas.
+    """
+    token, library = _absent.set(capability), torch.library.Library("aten", "IMPL")
     try:
+        for op, kernel in kernels.items():
+            library.impl(op, functools.partial(_called, kernel, op), _NAME)
         yield
     finally:
+        library._destroy()
         _absent.reset(token)
 
 
