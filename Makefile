@@ -16,10 +16,10 @@ export PYTHONDONTWRITEBYTECODE =
 
 help:
 	@echo "make demo    train a small GPT twice, by eager PyTorch and by lowtide, and compare"
-	@echo "make test    lint, types, layers, tests: all that CI runs"
+	@echo "make test    lint, types, layers, tests: what CI runs, and then test-cuda"
 	@echo "make quick   the tests of the rooms that train nothing: what one runs while working"
 	@echo "make test-long  the tests that make test leaves out, as each takes long"
-	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 5.5 GB, .venv-cuda"
+	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 1.5 GB, .venv-cuda"
 	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
 
@@ -43,14 +43,14 @@ quick: $(READY)
 	@$(BIN)/ruff check --quiet
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --quick $(QUICK)
 
-# The tests of a GPU on the null device (tests/null_cuda). Without a CUDA build of torch nothing runs, and that is said.
+# The tests of a GPU on the null device (tests/null_cuda). Without a CUDA build of torch nothing runs, and that is said. Those that
+# tests/long.txt names run with CUDA_TESTS='--long tests/gpu'.
 CUDA_VENV := .venv-cuda
 CUDA_TORCH ?= torch==2.14.1
+CUDA_TESTS ?= tests/gpu
 test-cuda:
-	@test -f $(CUDA_VENV)/.ready || { $(PYTHON) -m venv $(CUDA_VENV) && $(CUDA_VENV)/bin/python -m pip install -qq --no-compile \
-		--disable-pip-version-check '$(CUDA_TORCH)' --editable '.[dev]' && touch $(CUDA_VENV)/.ready; } \
-		|| { echo "make test-cuda: nothing was tested, as no CUDA build of torch can be had here"; exit 0; }; \
-	$(CUDA_VENV)/bin/python -m tests.null_cuda pytest tests/gpu; status=$$?; \
+	@$(PYTHON) -m tests.null_cuda.environment $(CUDA_VENV) '$(CUDA_TORCH)' && \
+	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m tests.null_cuda pytest -n auto --maxprocesses 4 $(CUDA_TESTS); status=$$?; \
 	if [ $$status = 77 ]; then echo "make test-cuda: nothing was tested"; else exit $$status; fi
 
 # Nothing is installed for it: .venv where there is one, else PYTHON with what it has.

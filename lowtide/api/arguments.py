@@ -12,6 +12,7 @@ from lowtide.api.options import Training
 from lowtide.base.messages import warn
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within
+from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -130,16 +131,13 @@ def check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool
         )
 
 
-def device_of(model: nn.Module, wished: torch.device | str | None) -> torch.device:
-    """Where the step runs: where the model lies, or for a model without memory where it is wished to."""
+def device_of(model: nn.Module, wished: torch.device | str | None, machine: Device | None) -> torch.device:
+    """Where the step runs: where the model lies, or for a model without memory where it is wished to: here, or on the simulated machine."""
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if device.type == "meta":
         target = torch.device(wished if wished is not None else "cpu")
-        if target.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:  # whose C++ ends the process there
-            raise ValueError(
-                f"device: expected a device that is here, or a machine in `simulate` ('h200') and no `device`, got {wished}: "
-                f"this torch ({torch.__version__}) is built without CUDA, and cannot follow a program there"
-            )
+        if target.type == "cuda" and not torch.cuda.is_available() and (machine is None or not machine.memory_bytes):
+            raise ValueError(f"device: expected a device that is here, or a GPU by name in `simulate` ('h200'), got {target}")
         return target
     if wished is not None and torch.device(wished) != device:
         raise ValueError(f"device: the model lies on {device}; `device` is for models on the meta device (got {wished})")

@@ -22,7 +22,9 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.ranks.data_parallel import unlike_a_step
 from lowtide.capture.real import knowing
 from lowtide.capture.trace import CapturedStep, Given
+from lowtide.cost.device import Device
 from lowtide.cost.laboratory import Call, Laboratory
+from lowtide.cuda.absent import standing_in
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.graph import Node
 from lowtide.ir.result_specs import Really, Results, differ
@@ -75,6 +77,7 @@ class Captures:
     stages: Stages
     varying: Varying = FIXED  # which extents of its batches are dimensions
     peers: SinglePeer = ALONE  # the processes that do the same at the same time
+    machine: Device | None = None  # that is simulated: it answers for a GPU that is not here
 
     @property
     def caller(self) -> Caller:
@@ -121,7 +124,7 @@ class Captures:
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, *, leaves: bool = False) -> CapturedStep:
         """The program for the optimizer's state as it is now, to be compared; nothing is tried, and nothing is changed by that."""
         given = Given(args, kwargs, self.device, self.varying)
-        with knowing(KnownKernels(laboratory)):
+        with knowing(KnownKernels(laboratory)), standing_in(self.device, self.machine):
             if self.program is None:
                 return capture_inference(self.model, given, put_back=True, leaves=leaves)
             return capture_training(self.program, given, put_back=True, leaves=leaves)[0]
@@ -130,7 +133,7 @@ class Captures:
         """One program for each state of the optimizer's; the last is what most steps run."""
 
         given = Given(args, kwargs, self.device, self.varying)
-        with self.stages.stage("capture", "capturing the program"):
+        with self.stages.stage("capture", "capturing the program"), standing_in(self.device, self.machine):
             believed = BelievedKernels(laboratory)
             try:
                 captured = self._settled(given, believed)

@@ -23,8 +23,8 @@ from lowtide.capture.batches import largest, positional_and_keyword
 from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
-from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
+from lowtide.cuda.absent import assumptions
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.ir.graph import Kind
 from lowtide.plan.cost_report import FrontierPoint
@@ -67,6 +67,7 @@ class Explanation:
     device: str  # whose rates times are by
     training: bool
     workspaces: bool  # temporaries within operators are counted, as these were tried
+    assumed: str  # of a GPU that is not here; "" where nothing is
     dimensions: str  # those along which most is made, by name: "batch (2 to 512; 1.20 GiB), heads of h.*.attn (12; 90.00 MiB)"
 
     @property
@@ -111,6 +112,7 @@ class Explanation:
             "time_us": self.time_us,
             "device": self.device,
             "dimensions": self.dimensions,
+            "assumed": self.assumed,
             "peak": asdict(self.peak),
             "by_kind": self.by_kind,
             "by_module": self.by_module,
@@ -140,7 +142,7 @@ class Explanation:
         notes = notes if any("eviction" in remedy.what for remedy in self.remedies) else []
         nothing = f"nothing was run: times are by the rates of {self.device}, and temporaries within operators are not counted"
         notes += ["no step was run: times and temporaries are those of operators tried on made-up data" if self.workspaces else nothing]
-        return [*notes, *([self.verdict] if self.verdict else [])]
+        return [*notes, *filter(None, (self.assumed, self.verdict))]
 
     def part_lines(self) -> list[str]:
         """Who holds the memory at the peak, and along what the program's operators can be cut."""
@@ -201,7 +203,7 @@ def explain(
     run: only `swap` and `swap_state` matter here.
 
     Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError if `device` is a GPU that is not here and `simulate`
-    names no machine.
+    names none.
     """
     check_arguments(model, loss, optimizer, training)
     check_scaler(training.scaler, optimizer, run.swap_state)
@@ -210,11 +212,10 @@ def explain(
     limit = None if memory is None else Memory.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))
-    target = device_of(model, planning.device)
     machine = planning.machine
+    target = device_of(model, planning.device, machine)
     workspaces = planning.workspaces is not False
     warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
-    _check_here(target, machine)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None
     if loss is not None and trained is not None:
@@ -222,7 +223,11 @@ def explain(
     stages = Stages(planning.callback, wants_progress(planning.progress))
     settings = PlanningSettings(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
     maker = StepMaker(
-        Captures(model, program, target, stages), Machine(str(target), machine, workspaces, run.swap, stages), settings, None, stages
+        Captures(model, program, target, stages, machine=machine),
+        Machine(str(target), machine, workspaces, run.swap, stages),
+        settings,
+        None,
+        stages,
     )
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
@@ -248,14 +253,9 @@ def explain(
         device=plan.provenance.device,
         training=program is not None,
         workspaces=workspaces and machine is None,
+        assumed=assumptions(target, machine),
         dimensions=ComponentTable.of(Dimensions.of(captured.graph)).short(),
     )
-
-
-def _check_here(target: torch.device, machine: Device | None) -> None:
-    """Rates are needed: of a machine that is here, or of one that is named."""
-    if machine is None and target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: expected a device that is here, or the name of a machine in `simulate` ('h200'), got {target}")
 
 
 def _remedies(report: CostReport) -> list[Remedy]:

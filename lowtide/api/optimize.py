@@ -154,7 +154,8 @@ def optimize(
     limit = Limit.of(memory, latency) if ranged is None else limit_of(ranged)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    target = device_of(model, planning.device)
+    machine = planning.machine
+    target = device_of(model, planning.device, machine)
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:
@@ -162,7 +163,6 @@ def optimize(
         program = TrainingProgram(
             model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around
         )
-    machine = planning.machine
     warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
@@ -171,7 +171,7 @@ def optimize(
     settings = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, options.accumulate)
-    capturing = Captures(model, program, target, stages, varying, group_setup.peers)
+    capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)
     links_bytes_per_s = 0.0 if obstacle else group_setup.links_bytes_per_s(target)
     here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
     of_shapes = StepMaker(capturing, here, settings, None if saved is None else SavedStep(saved), stages)

@@ -130,7 +130,7 @@ class Planning:
     placer: how to find addresses in an arena; by default what `lowtide.place` does, with little exact search, as a step waits for it.
     workspaces: try operators on made-up data, so that the promised peak counts their temporaries and their results lie as real ones do.
         By default where the model can run. Without, only what is cached of earlier trials is known.
-    device: where a model on the meta device is taken to be; "cpu" by default.
+    device: where a model on the meta device is taken to be; "cpu" by default. "cuda" needs no GPU where `simulate` names one.
     simulate: plan for another machine: the name of a preset ("rtx3090", "a100", "h100", "h200", "cpu"; `lowtide devices` lists them) or a
         lowtide.Device. Times are then by its roofline, sizes as its allocator rounds them, nothing is measured, and the step cannot run.
     progress: show progress on standard error; by default where that is a terminal.

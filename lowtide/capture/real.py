@@ -48,6 +48,9 @@ class _UnlikeError(Exception):
     """An argument of which more than its look counts."""
 
 
+_AS_VIEW = torch.ops.aten.as_strided.default._op_dk  # by the kernel for what has no memory: torch may have none for the device
+
+
 def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], ask: Callable[..., Any]) -> Any:
     """What `ask(*args, **kwargs)` says under fake tensors, which has the operator run. Raises what that raises."""
     kind = _kind_of(func)
@@ -73,9 +76,8 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     with no_dispatch():
         if kind is _VIEW:
             shape, stride, offset = specs
-            return FakeTensor(
-                mode, torch.as_strided(tensors[0], shape, stride, tensors[0].storage_offset() + offset), tensors[0].fake_device
-            )
+            viewed = _AS_VIEW(torch._C.DispatchKey.Meta, tensors[0], shape, stride, tensors[0].storage_offset() + offset)
+            return FakeTensor(mode, viewed, tensors[0].fake_device)
         fakes = [FakeTensor(mode, torch.empty_strided(*layout, dtype=dtype, device="meta"), device) for layout, dtype, device in specs]
     return fakes[0] if len(func._schema.returns) == 1 else tuple(fakes)
 

@@ -23,6 +23,7 @@ _TENSORS = 10  # lines of the table
 def explain_command(
     spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
     batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
+    on: Annotated[str | None, typer.Option(help="with --fake: the device to be followed on, cpu by default; cuda needs no GPU")] = None,
     fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": the model takes no memory')] = False,
     memory: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="what it is to fit in: bytes with a unit (8GiB), or a share of its own peak (60%)")
@@ -56,7 +57,7 @@ def explain_command(
                     memory=memory,
                     training=Training(accumulate=accumulate),
                     shapes=Shapes(dynamic=dynamic_of(dynamic)),
-                    planning=Planning(effort=effort, simulate=device),
+                    planning=Planning(effort=effort, device=on, simulate=device),
                     run=Run(swap=swap, swap_state=swap_state),
                 )
         if json_out is not None:

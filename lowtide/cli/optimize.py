@@ -40,6 +40,7 @@ def optimize_command(
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
+    on: Annotated[str | None, typer.Option(help="with --fake: the device to be followed on, cpu by default; cuda needs no GPU")] = None,
     fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": planned without memory, nothing run')] = False,
     measure: Annotated[bool, typer.Option(help="run eager PyTorch and lowtide and measure both")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="timed steps of each")] = 5,
@@ -60,7 +61,7 @@ def optimize_command(
     machine = _machine(device, simulate)
     _check_kernels(kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
     run = Run(kernels=kernels, arena="always" if arena else "never", swap=swap, swap_state=swap_state)
-    shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, simulate=machine)
+    shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, device=on, simulate=machine)
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})
         with prints_aside(json_out):
@@ -87,7 +88,7 @@ def optimize_command(
             write_whole(program, step.source)
         if json_out is not None:
             write_json(json_out, _figures(step, compared))
-    except (LowtideError, OSError) as error:
+    except (LowtideError, OSError, ValueError) as error:
         refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(step, compared)

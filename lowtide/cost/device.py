@@ -68,6 +68,7 @@ class Device:
     moving_efficiency: float | None = None
     askew: float = 1.0  # by so much products of 16 bits take longer whose rows are no multiple of 16 bytes
     issue_us: float = 0.0  # of the host for an operator, from Python; 0 where the host itself computes
+    capability: tuple[int, int] = (8, 0)  # of CUDA, by which torch chooses among kernels
     moves_beside: bool = True  # whether bytes move while it computes; else one comes after the other
 
     def node_us(self, node: Node) -> float:

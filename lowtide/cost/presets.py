@@ -9,8 +9,9 @@ from lowtide.cost.device import Device
 
 
 def _gpu(
-    name: str, half: float, tf32: float, bandwidth: float, host: float, gib: int, double: float, peers: float = 0, **reached: float
-) -> Device:
+    name: str, half: float, tf32: float, bandwidth: float, host: float, gib: int, double: float, peers: float = 0,
+    capability: tuple[int, int] = (8, 0), **reached: float,
+) -> Device:  # fmt: skip
     """A GPU of so many TFLOP/s, GB/s of its memory, of its host link and of its links to other GPUs, one way; `reached` is measured."""
     rates = {"float16": half * 1e12, "bfloat16": half * 1e12, "float32": tf32 * 1e12, "float64": double * 1e12}
     settings: dict[str, Any] = {"launch_us": 5.0, "efficiency": 0.6} | reached
@@ -23,6 +24,7 @@ def _gpu(
         granule_bytes=512,
         memory_bytes=gib * 2**30,
         peers_bytes_per_s=peers * 1e9,
+        capability=capability,
         **settings,
     )
 
@@ -35,10 +37,10 @@ _HOPPER: dict[str, float] = {
 
 # rtx3090 is the machine of MAGIS's evaluation, as its published code counts; the a100 is measured by its data sheet alike.
 PRESETS: Sequence[Device] = (
-    _gpu("rtx3090", half=71, tf32=35.6, bandwidth=936, host=12, gib=24, double=0.556),
+    _gpu("rtx3090", half=71, tf32=35.6, bandwidth=936, host=12, gib=24, double=0.556, capability=(8, 6)),
     _gpu("a100", half=312, tf32=156, bandwidth=2039, host=25, gib=80, double=19.5, peers=300),
-    _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67, peers=450, **_HOPPER),
-    _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67, peers=450, **_HOPPER),
+    _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67, peers=450, capability=(9, 0), **_HOPPER),
+    _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67, peers=450, capability=(9, 0), **_HOPPER),
 )
 
 

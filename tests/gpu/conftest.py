@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-NULL = bool(os.environ.get("NULL_CUDA"))
+NULL = os.environ.get("NULL_CUDA") == "1"
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ NONE = 77  # exit status where there can be no null device
 
 def main(command: list[str]) -> int:
     """Becomes the command."""
+    absent = command[:1] == ["--no-device"]
+    command = command[absent:] or [sys.executable]
     try:
         folder = built(Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide-tests")
     except NoNullDeviceError as why:
@@ -22,7 +24,8 @@ def main(command: list[str]) -> int:
         "LD_LIBRARY_PATH": os.pathsep.join([str(folder), str(libraries()), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep),
         "TRITON_LIBCUDA_PATH": str(folder),
         "TORCH_CUDNN_V8_API_DISABLED": "1",
-        "NULL_CUDA": "1",
+        "NULL_CUDA": "0" if absent else "1",
+        "NULL_CUDA_DEVICES": "0" if absent else "1",
     }
     if command[:1] == ["pytest"]:
         command = [sys.executable, "-m", *command]
@@ -30,4 +33,4 @@ def main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [sys.executable]))
+    sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,10 @@ __attribute__((weak)) void null_cuda_give(size_t nbytes);
 __attribute__((weak)) void null_cuda_note(void* at, size_t nbytes, int pinned);
 __attribute__((weak)) size_t null_cuda_forget(void* at);
 
+CUresult cuInit(unsigned flags) {
+  const char* given = getenv("NULL_CUDA_DEVICES");
+  return given && *given == '0' ? CUDA_ERROR_NO_DEVICE : 0;
+}
 CUresult cuDeviceGetCount(int* out) { *out = 1; return 0; }
 CUresult cuDriverGetVersion(int* out) { *out = CUDA_VERSION; return 0; }
 CUresult cuDeviceGet(CUdevice* out, int ordinal) { *out = 0; return 0; }

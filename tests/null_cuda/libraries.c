@@ -1,7 +1,7 @@
 // What torch asks of cuBLAS and cuDNN before it gives them work: handles, versions, sizes of workspaces, where a weight lies. The work itself
 // does nothing. Convolutions go by cuDNN's older functions (TORCH_CUDNN_V8_API_DISABLED): they lead through the same operators of torch, and
 // ask for workspaces as the newer ones do, of sizes that are made up.
-#include <cudnn.h>
+#include "cudnn.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +71,7 @@ cudnnStatus_t cudnnGetFilterNdDescriptor(
 }
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* out) { *out = (void*)0x7400; return 0; }
-size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
+size_t cudnnGetVersion(void) { return CUDNN_MAJOR * 10000 + CUDNN_MINOR * 100 + CUDNN_PATCHLEVEL; }
 size_t cudnnGetCudartVersion(void) { return 13000; }
 const char* cudnnGetErrorString(cudnnStatus_t status) { return status ? "an error of the null device" : "CUDNN_STATUS_SUCCESS"; }
 cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int* out) {

@@ -225,8 +225,9 @@ static void* space(size_t nbytes) {
   void* const at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return at == MAP_FAILED ? NULL : at;
 }
+static cudaError_t absent(void);
 cudaError_t cudaMalloc(void** out, size_t nbytes) {
-  cudaError_t forbidden = unsafe();
+  cudaError_t forbidden = absent() ? absent() : unsafe();
   *out = NULL;
   if (forbidden) return forbidden;
   nbytes = (nbytes + 2 * MIB - 1) & ~(2 * MIB - 1);
@@ -300,12 +301,17 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* at) {
   return 0;
 }
 
-// The device: an H100.
-cudaError_t cudaGetDeviceCount(int* out) { *out = 1; return 0; }
-cudaError_t cudaGetDevice(int* out) { *out = 0; return 0; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? 0 : answer(cudaErrorInvalidDevice); }
+// The device: an H100. With NULL_CUDA_DEVICES=0 there is none, as on a machine without CUDA's driver.
+static cudaError_t absent(void) {
+  const char* given = getenv("NULL_CUDA_DEVICES");
+  return given && *given == '0' ? answer(cudaErrorInsufficientDriver) : 0;
+}
+cudaError_t cudaGetDeviceCount(int* out) { return absent() ? (*out = 0, absent()) : (*out = 1, 0); }
+cudaError_t cudaGetDevice(int* out) { *out = 0; return absent(); }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? absent() : answer(cudaErrorInvalidDevice); }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* out, int device) {
   memset(out, 0, sizeof *out);
+  if (absent()) return absent();
   strcpy(out->name, "NVIDIA H100 (null)");
   out->totalGlobalMem = total(), out->sharedMemPerBlock = 49152, out->regsPerBlock = 65536, out->warpSize = 32, out->major = 9;
   out->maxThreadsPerBlock = out->maxThreadsDim[0] = out->maxThreadsDim[1] = 1024, out->maxThreadsDim[2] = 64;
@@ -330,7 +336,7 @@ cudaError_t cudaDeviceGetAttribute(int* out, enum cudaDeviceAttr attribute, int 
 }
 cudaError_t cudaDeviceGetPCIBusId(char* out, int length, int device) { snprintf(out, length, "0000:00:00.0"); return 0; }
 cudaError_t cudaDeviceCanAccessPeer(int* out, int a, int b) { *out = 0; return 0; }
-cudaError_t cudaDriverGetVersion(int* out) { *out = CUDART_VERSION; return 0; }
+cudaError_t cudaDriverGetVersion(int* out) { *out = absent() ? 0 : CUDART_VERSION; return 0; }
 cudaError_t cudaRuntimeGetVersion(int* out) { *out = CUDART_VERSION; return 0; }
 const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {

@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
+from lowtide.capture.formulas.dispatch import computing_device
 from lowtide.ir.graph import Slot
 from lowtide.ir.sizes import Size
 
@@ -174,6 +175,8 @@ def _filled(arg: Any, known: Mapping[str, Any], number: Number) -> Any:
         return known[arg.key]
     if isinstance(arg, sympy.Expr):
         return number(arg)
+    if isinstance(arg, torch.device):
+        return computing_device(arg)
     return [_filled(item, known, number) for item in arg] if isinstance(arg, tuple) else arg
 
 

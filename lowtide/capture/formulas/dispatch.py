@@ -10,8 +10,9 @@ apart, so calls from within C++ come here, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from lowtide.capture.control import take_called
 _NAME = "TESTING_ONLY_GenericMode"
 _KEY = torch._C._parse_dispatch_key(_NAME) or torch._C.DispatchKey.Undefined
 _KEYS = torch._C.DispatchKeySet(_KEY)
+_absent: ContextVar[tuple[int, int] | None] = ContextVar("absent", default=None)
 _EVERY_OPERATOR = torch.library.Library("_", "IMPL")  # held for as long as the process lives
 _EVERY_OPERATOR.fallback(torch.library.fallthrough_kernel, _NAME)
 _LIBRARIES: dict[OpOverload | None, torch.library.Library] = {None: _EVERY_OPERATOR}
@@ -49,6 +51,32 @@ def calling_formulas() -> Iterator[None]:
     """What runs inside, within a formula, computes by formulas again, as what an operator without one calls does."""
     with torch._C._SetExcludeDispatchKeyGuard(_KEY, False):
         yield
+
+
+@contextmanager
+def as_on_absent(capability: tuple[int, int], kernels: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """While this lasts, formulas on a GPU answer for one of this capability, which is not here, and which ATen would ask.
+
+    `kernels` are formulas of that time alone: at all others such an operator calls others that have formulas.
+    """
+    token, library = _absent.set(capability), torch.library.Library("aten", "IMPL")
+    try:
+        for op, kernel in kernels.items():
+            library.impl(op, functools.partial(_called, kernel, op), _NAME)
+        yield
+    finally:
+        library._destroy()
+        _absent.reset(token)
+
+
+def computing_device(device: torch.device) -> torch.device:
+    """Where what a program decides by is computed while it is captured: on the host in the place of a GPU that is not here."""
+    return torch.device("cpu") if device.type == "cuda" and _absent.get() is not None else device
+
+
+def absent_capability(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """That of the GPU on which a fake tensor is said to lie, where it is not here."""
+    return _absent.get() if tensor.device.type == "cuda" else None
 
 
 def taken_apart(op: OpOverload, *args: Any) -> Any:

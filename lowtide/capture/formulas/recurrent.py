@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.formulas.autocast import names_called
-from lowtide.capture.formulas.dispatch import calling_formulas, formula, taken_apart
+from lowtide.capture.formulas.dispatch import absent_capability, calling_formulas, formula, taken_apart
 from lowtide.capture.sizes.symbols import is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
@@ -59,8 +59,53 @@ def _by_aten(op: OpOverload, dropout_in_training: tuple[float, bool], given: Ten
             f"{_named(op)} has dropout, for which cuDNN draws from a state of its own that no step can follow: set it to 0, and put "
             "nn.Dropout between recurrent networks of one layer each"
         )
+    if absent_capability(given) is not None and torch.backends.cudnn.enabled:
+        return _by_cudnn(op, given, *arguments)
     _have_addresses()
     return taken_apart(op, given, *arguments)
+
+
+_KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")  # as cuDNN numbers them
+
+
+def _by_cudnn(
+    op: OpOverload, given: Tensor, hidden: Any, params: Sequence[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, rows_first: Any = None,
+) -> Any:  # fmt: skip
+    """As ATen calls cuDNN, of a GPU that is not here. Autocast has weights copied into one buffer of half precision, all matrices first."""
+    if not isinstance(rows_first, bool):
+        raise CaptureError(
+            f"{_named(op)} has a packed sequence, of whose lengths cuDNN is asked, and no GPU is here: give it padded, or plan where one is"
+        )
+    kind = _KINDS.index(op.name().removeprefix("aten::").partition(".")[0])
+    state, *cells = (hidden[0], hidden[1]) if isinstance(hidden, (list, tuple)) else (hidden,)
+    projects = bool(cells) and cells[0].shape[2] != state.shape[2]
+    width = (cells[0] if projects else state).shape[2]
+    buffer, weights = None, list(params)
+    with calling_formulas():
+        if torch.is_autocast_enabled("cuda"):
+            buffer, weights = _in_one_buffer(params)
+            cells = [each.to(torch.float16) for each in cells]
+            state, given = state.to(torch.float16), given.to(torch.float16)
+        with torch.autocast("cuda", enabled=False):
+            output, *ends = _ATEN._cudnn_rnn.default(
+                given, weights, (4 if has_biases else 2) + projects, buffer, state, cells[0] if cells else None, kind, width,
+                state.shape[2] if projects else 0, layers, rows_first, dropout, train, bidirectional, [], None,
+            )  # fmt: skip
+    return output, *ends[: 1 + bool(cells)]
+
+
+def _in_one_buffer(params: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    buffer = _ATEN.zeros.default([sum(each.numel() for each in params)], dtype=torch.float16, layout=torch.strided, device=params[0].device)
+    places, at = dict[int, int](), 0
+    for index in sorted(range(len(params)), key=lambda index: params[index].dim() == 1):
+        places[index] = at
+        at += params[index].numel()
+    parts = []
+    for index, each in enumerate(params):
+        part = buffer.as_strided((each.numel(), 1), (1, 1), places[index]).detach()  # no view of the buffer to autograd, as in ATen
+        parts.append(part.copy_(each.view(part.shape)))
+    return buffer, parts
 
 
 @functools.cache
