@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ABSENT = "not there"
+LENGTH = object()  # in place of a key: how many items there are
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
 CACHED: Any = type(functools.lru_cache(lambda: None))  # what a function becomes that remembers its answers
 _HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
@@ -86,6 +87,34 @@ class Beside:
 
 
 NOTHING = Beside()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A place of which the program reads the number, computes with it and writes it again."""
+
+    table: Callable[[], Any]
+    name: Any
+    default: Any = ABSENT
+
+    @property
+    def now(self) -> Any:
+        """The number there."""
+        return entry(self.table(), self.name, self.default)
+
+    def holds(self) -> bool:
+        """Whether there is one."""
+        try:
+            return type(self.now) in (int, float)
+        except (LookupError, ValueError, TypeError):  # nothing leads there any more
+            return False
+
+
+def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
+    """What lies in a container, or how many items do."""
+    if key is LENGTH:
+        return len(table)
+    return table.get(key, default) if isinstance(table, dict) else table[key]
 
 
 def referred(item: Any) -> Callable[[], Any]:

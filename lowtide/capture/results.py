@@ -100,10 +100,9 @@ class Number:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """An operator is given one: refused, beside the tensors that it is given."""
-        given = [leaf.value for leaf in tree.flatten((args, kwargs or {}))[0]]
-        number: Number = next(each for each in given if issubclass(type(each), Number))
-        number.refuse(*given)
+        """An operator is given one: refused."""
+        number: Number = next(leaf.value for leaf in tree.flatten((args, kwargs or {}))[0] if issubclass(type(leaf.value), Number))
+        number.refuse()
 
     def __getattribute__(self, name: str) -> Any:
         """Others than lowtide find what a number has, and no more."""
@@ -127,13 +126,13 @@ class Number:
 
     __deepcopy__ = __copy__
 
-    def refuse(self, *others: Any) -> NoReturn:
+    def refuse(self, *_: Any) -> NoReturn:
         """What happens to whoever looks at it, or computes with it."""
         error = LeavingError(
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
             "itself (torch.where, clamp)"
         )
-        error.converts, error.beside = True, tuple(each for each in others if isinstance(each, torch.Tensor))
+        error.converts = True
         if self.refusals is not None:
             self.refusals.append(error)
         raise error

@@ -111,7 +111,7 @@ class _Host:
     def item(self, tensor: torch.Tensor) -> Any:
         """For `tensor.item()`: what nobody knows before the step runs is a number that can be put somewhere, and no more."""
         draft, op = self.recorder.draft, _aten._local_scalar_dense.default
-        if tensor.numel() != 1 or tensor.dtype == torch.bool or tensor.is_complex():
+        if tensor.numel() != 1 or tensor.is_complex():
             return op(tensor.reshape(())) if tensor.numel() == 1 else torch.Tensor.item(tensor)
         if draft.read_number is not None or (is_count_of_batches(tensor) and draft.owns(tensor)):
             return op(tensor)
@@ -122,7 +122,8 @@ class _Host:
             known, compare = reader.later(draft, draft.value(tensor))
         except UnreadableError:
             pass
-        value, kind = draft.emit_scalar(ITEM, (draft.value(tensor),)), float if tensor.is_floating_point() else int
+        value = draft.emit_scalar(ITEM, (draft.value(tensor),))
+        kind = bool if tensor.dtype == torch.bool else float if tensor.is_floating_point() else int
         refusals = self.recorder.refusals
         number = (
             Term(value, kind, refusals, known, compare if tensor.dtype == torch.int64 else None)

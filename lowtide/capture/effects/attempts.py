@@ -108,7 +108,7 @@ def _followed(
             with leaving.in_place(roots):
                 captured = capture(leaving, names)
         except CaptureError as error:
-            failed, known_why = error, known_why or leaving.holder_of(getattr(error, "beside", ()))
+            failed, known_why = error, known_why or leaving.missed
         finally:
             for key, place in leaving.counted.items():
                 counted.setdefault(key, place)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowtide.base.places import ABSENT
+from lowtide.base.places import ABSENT, LENGTH
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
@@ -26,7 +26,6 @@ KINDS = (
     collections.Counter,
     collections.deque,
 )  # no classes derived from them
-LENGTH = object()  # in place of a key: how many items there are
 _ALL = object()  # the same: all of them
 _classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
@@ -45,7 +44,6 @@ class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
 
     converts = False  # it wants it as Python's own number
-    beside: tuple[Any, ...] = ()  # the tensors that it computes with there
 
 
 class StaleError(CaptureError):
@@ -246,13 +244,6 @@ class Container:
     def _is_position(self, key: Any) -> bool:
         """Whether it means the same item whatever is added on the right."""
         return isinstance(key, int) and not self.added and 0 <= key < self.kind.__len__(self.original)
-
-
-def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
-    """What lies in a container, or how many items do."""
-    if key is LENGTH:
-        return len(table)
-    return table.get(key, default) if isinstance(table, dict) else table[key]
 
 
 def is_stand_in(item: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, Beside, Position, referred, static_attribute
+from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
 from lowtide.capture.care.contents import differ
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import undoing
@@ -28,9 +28,10 @@ from lowtide.capture.care.views import module_views, seen
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import Outlet, calls_followed
 from lowtide.capture.effects.code import rewrite
-from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
+from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.effects.operands import NumberOperands
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
-from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Sum, Term, results_in
+from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, results_in
 from lowtide.capture.effects.variables import is_read
 from lowtide.capture.results import Number, holds_fakes
 from lowtide.errors import CaptureError
@@ -90,14 +91,14 @@ class OutputRecorder:
             yield
 
     @contextmanager
-    def followed(self, emit: Callable[[str, tuple[Any, ...]], Term]) -> Iterator[None]:
-        """What the program does inside is noted. `emit` makes arithmetic a part of it."""
+    def followed(self, operands: Callable[[], NumberOperands]) -> Iterator[None]:
+        """What the program does inside is noted. `operands` makes numbers a part of it."""
         self.log.active = True
         self.tables = [(item, table, dict(seen(item, table))) for item, table, _ in self.tables]  # with the model's fakes in their places
         for container in self.containers.values():
             container.show()
         try:
-            with calls_followed(self.log, None if self.summed is None else emit):
+            with calls_followed(self.log, None if self.summed is None else operands()):
                 yield
         finally:
             self.log.active = False
@@ -144,9 +145,9 @@ class OutputRecorder:
                 self.emptied.add((at, name))
 
     def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> EarlierNumber:
-        before = EarlierNumber(self.earlier, value, self.refusals)
-        self.befores.append(weakref.ref(before))
         self.sums[key] = Sum(table, key[1], default)
+        before = EarlierNumber(self.earlier, value, self.sums[key], self.refusals)
+        self.befores.append(weakref.ref(before))
         return before
 
     def _is_chosen(self, item: Any) -> bool:
@@ -222,18 +223,9 @@ class OutputRecorder:
         """Whether what is put there is there for this thread alone."""
         return id(item) in self.own and type(table) is dict
 
-    def holder_of(self, tensors: Iterable[Any]) -> StaleError | None:
-        """What is told where a number cannot be added to a tensor of the caller's, or to what a dictionary has just made; else None."""
-        tables = [(item, table) for item, table, _ in self.tables if not isinstance(item, nn.Module)]
-        tables += [(each, each.items) for each in self.containers.values() if isinstance(each.items, dict)]
-        for item, table in tables:
-            pairs = dict.items(table) if isinstance(table, dict) else table.items()
-            for name, now in pairs:
-                if any(now is tensor for tensor in tensors):
-                    return StaleError(
-                        f"{_called(item, name)} holds a tensor, with which no number that the step reads can be computed: put a number "
-                        "there before the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
-                    )
+    @property
+    def missed(self) -> StaleError | None:
+        """What is told where a number cannot be used in what a dictionary has just made; else None."""
         if not self.log.missed:
             return None
         return StaleError(f"{self.log.missed}, which no step can follow there: make it before the step, by asking for that key")

@@ -12,18 +12,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from lowtide.base.places import ABSENT
+from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.contents import is_plain
-from lowtide.capture.effects.containers import entry, is_stand_in, without_stand_ins
+from lowtide.capture.effects.containers import is_stand_in, without_stand_ins
 from lowtide.capture.results import Number, is_number
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 
-emitters: list[Callable[[str, tuple[Any, ...]], Term]] = []  # of arithmetic within what is recorded, the innermost last
+emitters: list[Emitter] = []  # of what is recorded, the innermost last
 Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
@@ -33,18 +33,34 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod,
 }  # which may fail for others
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
-_SPELLED = {function: name for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min))}
+_SPELLED = {
+    function: name
+    for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min), ("pow", operator.pow))
+}
 _ASKS: dict[str, Callable[..., Any]] = {
-    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
+    "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
 }  # fmt: skip
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
 }  # fmt: skip
-_EXAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
+_EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: ""}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
 _RELATIONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+
+
+class Emitter(Protocol):
+    """Makes numbers a part of the program."""
+
+    def emit(self, op: str, operands: tuple[Any, ...]) -> Term:
+        """Arithmetic on them."""
+
+    def input(self, number: EarlierNumber) -> Value:
+        """What lies in a place when a step begins."""
+
+    def answer(self, item: Term) -> bool | None:
+        """Whether one is true, where the program does nothing with the answer but to raise; else None."""
 
 
 class Term(Number):
@@ -70,6 +86,13 @@ class Term(Number):
     def text(self) -> str:
         return "number"
 
+    def as_value(self) -> Value:
+        """What it is in the graph."""
+        operand = _operand(self)
+        if isinstance(operand, Term) and operand.value is None:
+            operand.refuse()
+        return operand.value if isinstance(operand, Term) else operand
+
 
 @dataclass
 class EarlierNumbers:
@@ -78,6 +101,7 @@ class EarlierNumbers:
     numbers: list[Any] = field(default_factory=list)
     divisors: list[Recipe] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)  # that captures
+    places: list[Sum] = field(default_factory=list)
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
 
     def divides(self, item: Term) -> bool:
@@ -93,10 +117,11 @@ class EarlierNumber(Term):
 
     __slots__ = ("at", "earlier")
 
-    def __init__(self, earlier: EarlierNumbers, number: Any, refusals: list[Any]) -> None:
+    def __init__(self, earlier: EarlierNumbers, number: Any, place: Sum, refusals: list[Any]) -> None:
         super().__init__(None, type(number), refusals)
         self.at, self.earlier = len(earlier.numbers), earlier
         earlier.numbers.append(number)
+        earlier.places.append(place)
 
     def text(self) -> str:
         """Which of them, whatever else lies there."""
@@ -179,27 +204,6 @@ class CountedPlace:
     default: Any = ABSENT  # what is read where nothing lies
 
 
-@dataclass(frozen=True)
-class Sum:
-    """A place of which the program reads the number, computes with it and writes it again."""
-
-    table: Callable[[], Any]
-    name: Any
-    default: Any = ABSENT
-
-    @property
-    def now(self) -> Any:
-        """The number there."""
-        return entry(self.table(), self.name, self.default)
-
-    def holds(self) -> bool:
-        """Whether there is one."""
-        try:
-            return type(self.now) in (int, float)
-        except (LookupError, ValueError, TypeError):  # nothing leads there any more
-            return False
-
-
 def results_in(item: Any) -> list[Any]:
     """The results of the graph that a leaf is made of."""
     if isinstance(item, NumberExpression):
@@ -220,6 +224,8 @@ def recipe(item: Any) -> Recipe:
 
 def _operation(function: Callable[..., Any], turned: bool = False, divides: bool = False) -> Callable[..., Any]:
     def operation(self: Term, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented  # its own operator takes over
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
             return text_of(function, one, two) if function is operator.add else function(_asked(one), _asked(two))
@@ -253,7 +259,7 @@ def _earlier(item: Any) -> EarlierNumbers | None:
 
 def in_program(op: str, *operands: Any) -> Any:
     """What may fail is computed by the program itself: where it does, no step has written parameters by then."""
-    return emitters[-1](op, tuple(map(_operand, operands)))
+    return emitters[-1].emit(op, tuple(map(_operand, operands)))
 
 
 def _power(*both: Any) -> Any:
@@ -268,7 +274,7 @@ def _power(*both: Any) -> Any:
 
 def _operand(item: Any) -> Any:
     if not isinstance(item, NumberExpression):
-        return item if not isinstance(item, EarlierNumber) else _asked(item)
+        return item if not isinstance(item, EarlierNumber) else emitters[-1].input(item)
     name = _SPELLED.get(item.function) or _asked(item)
     return in_program(name, *item.args) if isinstance(name, str) else name
 
@@ -280,6 +286,11 @@ def _asked(item: Any) -> Any:
     if item.known is None:
         item.refuse()
     return item.known()
+
+
+def _truth(self: Term) -> bool:
+    answer = emitters[-1].answer(self) if self.known is None and emitters else None
+    return bool(_asked(self)) if answer is None else answer
 
 
 def _rounded(self: Term, digits: Any = None) -> Any:
@@ -306,6 +317,8 @@ def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def comparison(self: Term, other: Any) -> Any:
         if self.compare is not None and type(other) is int and -(2**63) <= other < 2**63:
             return self.compare(name, other)
+        if self.known is None and (type(other) in (int, float) or is_term(other)):
+            return NumberExpression(function, (self, other), bool)
         return function(_asked(self), _asked(other))
 
     return comparison
@@ -317,6 +330,7 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
+Term.__bool__ = _truth  # type: ignore[attr-defined]
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
     setattr(Term, f"__{_name}__", lambda self, function=_of_one: NumberExpression(function, (self,)))
