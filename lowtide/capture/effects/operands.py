@@ -24,10 +24,8 @@ from lowtide.capture.results import Number
 from lowtide.ir import tree
 from lowtide.ir.graph import Slot, Value
 
-_LINEAR = frozenset(
-    "add sub subtract rsub radd rmul iadd isub imul mul multiply div divide true_divide truediv itruediv rtruediv rdiv clamp clip clamp_min "
-    "clamp_max where gt lt ge le eq ne".split()
-)  # whose gradients have a number as it is
+_ARITHMETIC = {f"{side}{name}" for name in ("add", "sub", "mul", "div", "truediv", "true_divide") for side in ("", "i", "r")}
+_LINEAR = _ARITHMETIC | {"clamp", "where", "gt", "lt", "ge", "le", "eq", "ne"}  # whose gradients have a number as it is
 _PLAIN = _LINEAR | {"lerp", "addcmul", "addcdiv", "fill", "full", "full_like", "new_full"}
 _MADE = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
 _RELATIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {

@@ -33,10 +33,8 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod,
 }  # which may fail for others
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
-_SPELLED = {
-    function: name
-    for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min), ("pow", operator.pow))
-}
+_OTHERS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "pow": operator.pow}
+_SPELLED = {function: name for table in (_ANY, _BY_NUMBERS, _ALONE, _OTHERS) for name, function in table.items()}
 _ASKS: dict[str, Callable[..., Any]] = {
     "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
 }  # fmt: skip
