@@ -91,21 +91,22 @@ NOTHING = Beside()
 
 @dataclass(frozen=True)
 class Sum:
-    """A place of which the program reads the number, computes with it and writes it again."""
+    """A place of which the program reads the number, text or tuple, computes with it and writes it again."""
 
     table: Callable[[], Any]
     name: Any
     default: Any = ABSENT
+    kinds: tuple[type, ...] = (int, float)
 
     @property
     def now(self) -> Any:
-        """The number there."""
+        """What is there."""
         return entry(self.table(), self.name, self.default)
 
     def holds(self) -> bool:
         """Whether there is one."""
         try:
-            return type(self.now) in (int, float)
+            return type(self.now) in self.kinds
         except (LookupError, ValueError, TypeError):  # nothing leads there any more
             return False
 

@@ -95,8 +95,13 @@ class Number:
         """`refusals` are told of one, which the program may catch. `value` is None of one that is computed from others."""
         self.value, self.kind, self.refusals = value, kind, refusals
 
-    # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.
-    __class__ = property(lambda self: object.__getattribute__(self, "kind"))
+    @property
+    def __class__(self) -> Any:
+        """What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused. lowtide itself finds no tuple."""
+        kind, frame = object.__getattribute__(self, "kind"), sys._getframe(1)
+        while kind is tuple and frame.f_code.co_name in ("__getattribute__", "method"):
+            frame = frame.f_back  # type: ignore[assignment]
+        return type(self) if kind is tuple and frame.f_code.co_filename.startswith(PACKAGE_FOLDER) else kind
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:

@@ -55,9 +55,7 @@ def calls_followed(log: EffectLog, operands: NumberOperands | None) -> Iterator[
             return
         stack.enter_context(listed(emitters, operands))
         stack.enter_context(operands)
-        stack.enter_context(
-            replaced(builtins, "len", lambda plain: lambda item: item.kept.measured() if is_stand_in(item) else plain(item))
-        )
+        stack.enter_context(replaced(builtins, "len", _length))
         for name in ("stdout", "stderr"):
             if hasattr(stream := getattr(sys, name), "__dict__"):
                 stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, functools.partial(getattr, sys, name))))
@@ -72,6 +70,15 @@ def calls_followed(log: EffectLog, operands: NumberOperands | None) -> Iterator[
             compute = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
             stack.enter_context(replaced(math, name, functools.partial(_computed, compute)))
         yield
+
+
+def _length(plain: Callable[[Any], int]) -> Callable[[Any], Any]:
+    def length(item: Any) -> Any:
+        if is_stand_in(item):
+            return item.kept.measured()
+        return NumberExpression(len, (item,), int) if is_term(item) and item.kind in (str, tuple) else plain(item)
+
+    return length
 
 
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:

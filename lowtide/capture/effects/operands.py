@@ -102,6 +102,8 @@ class NumberOperands(TorchFunctionMode):
         dtype = dtype or (torch.get_default_dtype() if float in kinds else torch.int64 if int in kinds else torch.bool)
         if isinstance(data, (list, tuple)):
             return torch.stack([self._made(each, dtype, device) for each in data])
+        if isinstance(data, NumberExpression) and data.function in _RELATIONS:
+            return self._tensor(data).to(dtype)
         return torch.full((), self._stand_in(data) if is_term(data) else data, dtype=dtype, device=device)
 
     def _tensor(self, item: Any) -> torch.Tensor:

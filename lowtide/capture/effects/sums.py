@@ -41,7 +41,7 @@ _ASKS: dict[str, Callable[..., Any]] = {
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
 }  # fmt: skip
-_EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: ""}
+_EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: "", tuple: ()}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
 _RELATIONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
@@ -92,6 +92,11 @@ class Term(Number):
         return operand.value if isinstance(operand, Term) else operand
 
 
+def kinds_of(item: Any) -> tuple[type, ...]:
+    """What may lie in the place of something that each step goes on with; none for what is not followed so."""
+    return (int, float) if type(item) in (int, float) else (type(item),) if type(item) in (str, tuple) and item is not ABSENT else ()
+
+
 @dataclass
 class EarlierNumbers:
     """What lies in all such places while a program is captured, and what of that may not be zero, as the program divides by it."""
@@ -111,7 +116,7 @@ class EarlierNumbers:
 
 
 class EarlierNumber(Term):
-    """What lies in a place when a step begins. Other threads that find it there find that number, but for its type."""
+    """What lies in a place when a step begins: a number, or what grows. Other threads find that there, but for its type."""
 
     __slots__ = ("at", "earlier")
 
@@ -150,14 +155,14 @@ def _in_words(item: Any) -> str:
 
 
 class TextExpression(NumberExpression):
-    """A text of such numbers: it can be put together with others."""
+    """A text or a tuple of such numbers: it can be put together with others."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         """A method of a text."""
-        if name.startswith("__") or not hasattr(str, name):
-            raise AttributeError(f"'str' object has no attribute {name!r}")
+        if name.startswith("__") or not hasattr(self.kind, name):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         return partial(text_of, getattr(str, name), self) if name in _TEXTS_OF_TEXTS else getattr(_asked(self), name)
 
 
@@ -165,16 +170,24 @@ def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
     if not any(map(is_term, numbers_in(args))):
         return function(*args)
+    return _put_together(function, args, str)
+
+
+def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
     leaves, rebuild = tree.flatten(without_stand_ins(args))
-    if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
+    if kind is str and any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
         return function(*args)
 
-    def text(*items: Any) -> str:
+    def text(*items: Any) -> Any:
         return function(*tree.unflatten(rebuild, items))
 
     text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
     text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    return TextExpression(text, tuple(leaf.value for leaf in leaves), str)
+    return TextExpression(text, tuple(leaf.value for leaf in leaves), kind)
+
+
+def _kind(item: Any) -> type:
+    return item.kind if isinstance(item, Term) else type(item)
 
 
 def is_term(item: Any) -> bool:
@@ -227,6 +240,8 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
             return text_of(function, one, two) if function is operator.add else function(_asked(one), _asked(two))
+        if function is operator.add and {_kind(one), _kind(two)} == {tuple}:
+            return _put_together(function, (one, two), tuple)
         if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
             return NumberExpression(function, (one, two))
         return function(*(_asked(each) for each in (one, two)))
@@ -297,6 +312,8 @@ def _rounded(self: Term, digits: Any = None) -> Any:
 
 def whole(function: Callable[[Any], int], item: Any) -> Any:
     """A whole number of one with a fraction. For nan and infinities there is none: then the program itself fails, as with `math.floor`."""
+    if item.kind is bool:
+        return NumberExpression(function, (item,), int)
     if item.kind is int or item.known is not None:
         return item if item.kind is int else function(_asked(item))
 
