@@ -54,6 +54,11 @@ class Position:
                 return ABSENT
         return holder.get(self.name, ABSENT) if type(holder) is dict else static_attribute(holder, self.name)
 
+    def own(self) -> Any:
+        """The same, where it is no attribute of the holder's class."""
+        own = attributes(holder := self._holder())
+        return self.now() if not isinstance(own, dict) or self.name in own or is_slot(holder, self.name) else ABSENT
+
     def put(self, item: Any) -> None:
         """Put something there; ABSENT takes away what there is."""
         holder = self._holder()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
+from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
 from lowtide.capture.effects.containers import LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
@@ -21,26 +22,34 @@ from lowtide.errors import CaptureError
 T = TypeVar("T")
 
 
-def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool, sizes: bool) -> T:
+def with_leaving(
+    capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool, sizes: bool, numbers: Iterable[Position]
+) -> T:
     """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
 
     `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try. `sizes`: the batch
-    has symbolic ones, which may be converted.
+    has symbolic ones, which may be converted. `numbers`: places where another one lies in each step, which the program may compute with.
     """
     roots = list(roots)
     with conversions_followed(roots) if sizes else nullcontext():
+        varying: dict[Key, CountedPlace] = {
+            (id(place.holder), place.name): CountedPlace(lambda: None, True) for place in numbers if type(place.own()) in (int, float)
+        }
+        if varying:
+            with suppress(CaptureError):
+                return _summed(capture, roots, names=False, counted=varying)
         return _with_leaving(capture, roots, at_once)
 
 
 def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:
     try:
-        return _summed(capture, roots, names=True) if at_once else capture(None, False)
+        return _summed(capture, roots, names=True, counted={}) if at_once else capture(None, False)
     except LeavingError:
         if at_once:
             raise
     why = ""
     try:
-        return _summed(capture, roots, names=False)
+        return _summed(capture, roots, names=False, counted={})
     except StaleError as error:
         why = f"{error}. Or return it from loss() or after_backward(): `value, norm = step(...)`"
     except CaptureError as error:
@@ -53,16 +62,17 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         raise CaptureError(f"{what}. It cannot be put there by each step: {why}" if why else str(error)) from error.__cause__
 
 
-def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool) -> T:
-    """A capture that follows what the program puts outside; where it is refused, one that follows its sums as well.
+def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool, counted: dict[Key, CountedPlace]) -> T:
+    """A capture that follows what the program puts outside; where it is refused, or some are `counted`, one that follows its sums as well.
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
-    counted: dict[Key, CountedPlace] = {}
-    try:
-        return _followed(capture, roots, names, None, counted)
-    except CaptureError as error:
-        refusal, converts = error, getattr(error, "converts", False)
+    refusal, converts = CaptureError("a number that is another one in each step"), bool(counted)
+    if not counted:
+        try:
+            return _followed(capture, roots, names, None, counted)
+        except CaptureError as error:
+            refusal, converts = error, getattr(error, "converts", False)
     while True:
         _put_back(counted)
         summed, known = dict(counted), converts
