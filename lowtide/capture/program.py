@@ -102,13 +102,19 @@ def capture_inference(
             ),
             following((model,)) as follower,
         ):
-            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
+            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back, model)[0]
 
     return with_leaving(capture, (model,), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
 
 
 def _closed(
-    captured: tuple[CapturedStep, ...], watch: LeakWatch, follower: Follower, leaving: OutputRecorder | None, names: bool, put_back: bool
+    captured: tuple[CapturedStep, ...],
+    watch: LeakWatch,
+    follower: Follower,
+    leaving: OutputRecorder | None,
+    names: bool,
+    put_back: bool,
+    model: nn.Module,
 ) -> tuple[CapturedStep, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
     follower.refuse_moved()
@@ -116,6 +122,9 @@ def _closed(
     if leaving is not None:
         beside = leaving.end(follower, beside, captured[-1].constants)
         captured = tuple(replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured)
+    objects = follower.objects_in(model, captured[-1].read)
+    captured = tuple(replace(each, read=each.read - objects.keys()) for each in captured)
+    beside = replace(beside, places=(*beside.places, *objects.values()))
     refilled = follower.refilled()
     if leaving is not None:
         leaving.forget()
@@ -174,7 +183,7 @@ def capture_training(
             ),
             following(models, functions[:2], program.optimizer) as follower,
         ):
-            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)
+            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back, program.model)
 
     return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
 
