@@ -111,7 +111,7 @@ class Sum:
     def holds(self) -> bool:
         """Whether there is one."""
         try:
-            return type(self.now) in self.kinds
+            return type(now := self.now) in self.kinds and now is not ABSENT
         except (LookupError, ValueError, TypeError):  # nothing leads there any more
             return False
 

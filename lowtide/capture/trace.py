@@ -194,7 +194,7 @@ class Trace:
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
         if leaving is not None:
             leaving.own = frozenset(map(id, model.modules()))
-            self.recorder.numbers, self.recorder.sums = leaving.numbers, leaving.summed is not None
+            self.recorder.numbers = leaving.numbers
         self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
         self.in_parts = in_parts(self.fakes, ranks)
         self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes

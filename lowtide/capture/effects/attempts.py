@@ -67,12 +67,8 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
-    refusal, converts = CaptureError("a number that is another one in each step"), bool(counted)
-    if not counted:
-        try:
-            return _followed(capture, roots, names, None, counted)
-        except CaptureError as error:
-            refusal, converts = error, getattr(error, "converts", False)
+    refusal: CaptureError | None = None
+    tried = converts = bool(counted)
     while True:
         _put_back(counted)
         summed, known = dict(counted), converts
@@ -81,12 +77,15 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
         except CaptureError as error:
             captured, converts = None, converts or getattr(error, "converts", False)
             its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
-            if its_own or isinstance(error, StaleError):
+            if refusal is None or its_own or isinstance(error, StaleError):
                 refusal = error
-        if counted.keys() <= summed.keys() and known is converts:
+        settled = counted.keys() <= summed.keys() and known is converts and tried  # a first attempt may fill what later ones find
+        tried = True
+        if settled or (captured is not None and not summed):
             break
     if captured is None:
         _put_back(counted)
+        assert refusal is not None, "the last attempt has failed"
         raise refusal
     return captured
 
@@ -100,7 +99,7 @@ def _followed(
     capture: Callable[[OutputRecorder | None, bool], T],
     roots: list[Any],
     names: bool,
-    summed: dict[Key, CountedPlace] | None,
+    summed: dict[Key, CountedPlace],
     counted: dict[Key, CountedPlace],
     converts: bool = False,
 ) -> T:
@@ -118,8 +117,9 @@ def _followed(
             with leaving.in_place(roots):
                 captured = capture(leaving, names)
         except CaptureError as error:
-            failed, known_why = error, known_why or leaving.missed
+            failed = error
         finally:
+            known_why = known_why or leaving.missed
             for key, place in leaving.counted.items():
                 counted.setdefault(key, place)
             for container in leaving.all():

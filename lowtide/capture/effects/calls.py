@@ -41,8 +41,8 @@ class Outlet:
 
 
 @contextmanager
-def calls_followed(log: EffectLog, operands: NumberOperands | None) -> Iterator[None]:
-    """`operands` makes numbers a part of the program; None where numbers may not be computed with, and are refused.
+def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
+    """`operands` makes numbers a part of the program.
 
     Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
     """
@@ -50,9 +50,6 @@ def calls_followed(log: EffectLog, operands: NumberOperands | None) -> Iterator[
         stack.enter_context(replaced(builtins, "print", functools.partial(_printing, log)))
         stack.enter_context(replaced(json.JSONEncoder, "encode", _encoding))
         stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, log)))
-        if operands is None:
-            yield
-            return
         stack.enter_context(listed(emitters, operands))
         stack.enter_context(operands)
         stack.enter_context(replaced(builtins, "len", _length))

@@ -44,11 +44,9 @@ _active: list[OutputRecorder] = []  # one at a time, as captures are
 
 
 class OutputRecorder:
-    """Follows one capture. `summed` are numbers that the program computes with, and variables that it sets; None where it may not."""
+    """Follows one capture. `summed` are places of numbers that the program computes with, and variables that it sets."""
 
-    def __init__(
-        self, chosen: frozenset[int] | None = None, summed: Mapping[Key, CountedPlace] | None = None, converts: bool = False
-    ) -> None:
+    def __init__(self, chosen: frozenset[int] | None, summed: Mapping[Key, CountedPlace], converts: bool) -> None:
         """`chosen`: the containers by id that there are stand-ins for; None for all. `converts`: it makes Python's numbers of tensors."""
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
@@ -98,7 +96,7 @@ class OutputRecorder:
         for container in self.containers.values():
             container.show()
         try:
-            with calls_followed(self.log, None if self.summed is None else operands()):
+            with calls_followed(self.log, operands()):
                 yield
         finally:
             self.log.active = False
@@ -131,13 +129,13 @@ class OutputRecorder:
         """What the program sets in a table: numbers that it may read before, and variables that it may not."""
         self.tables.append((item, table, {}))
         entries = seen(item, table)
-        for at, name in self.summed or ():
+        for at, name in self.summed:
             if at != id(item):
                 continue
             was = entries.get(name, ABSENT)
             undo(functools.partial(_put, entries, name, was))
-            default = (self.summed or {})[at, name].default  # of its class
-            if kinds_of(value := default if was is ABSENT else was) and (self.summed or {})[at, name].sums:
+            default = self.summed[at, name].default  # of its class
+            if kinds_of(value := default if was is ABSENT else was) and self.summed[at, name].sums:
                 entries[name] = self._before((at, name), lambda: table, value, default)
             else:
                 self.emptied.add((at, name))
@@ -157,9 +155,9 @@ class OutputRecorder:
             return known.stand_in
         self.containers[id(original)] = container = Container(self.log, original, now)
         is_table = isinstance(original, dict)
-        for at, key in self.summed or ():
+        for at, key in self.summed:
             if at == id(original):
-                default = (self.summed or {})[at, key].default
+                default = self.summed[at, key].default
                 value = entry(original, key, default)
                 if key is LENGTH:
                     container.length = self._before((at, key), lambda: container.now, value)
@@ -378,10 +376,10 @@ def _called(holder: Any, name: Any) -> str:
 
 
 def _begins(was: Any, now: Any) -> bool:
-    """Whether a first step puts a number or a tensor where later ones go on with it."""
+    """Whether a first step puts a number, a tuple or a tensor where later ones go on with it."""
     if isinstance(now, torch.Tensor):
         return (is_plain(was) or was is ABSENT) and not now.requires_grad
-    return is_number(now) and (was is None or was is ABSENT)
+    return (is_number(now) or type(now) is tuple) and (was is None or was is ABSENT)
 
 
 def _may_follow(was: Any, now: Any) -> bool:

@@ -345,6 +345,7 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
+Term.__divmod__ = lambda self, other: (self // other, self % other)  # type: ignore[attr-defined]
 Term.__bool__ = _truth  # type: ignore[attr-defined]
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
