@@ -95,7 +95,7 @@ class Number:
         """`refusals` are told of one, which the program may catch. `value` is None of one that is computed from others."""
         self.value, self.kind, self.refusals = value, kind, refusals
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused. lowtide itself finds no tuple."""
         kind, frame = object.__getattribute__(self, "kind"), sys._getframe(1)

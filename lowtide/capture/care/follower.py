@@ -209,8 +209,8 @@ class Follower:
         modules, places = dict(model.named_modules()), dict[tuple[str, str], Position]()
         for path, name in reads:
             item = ABSENT if name == EVERYTHING else static_attribute(modules[path], name)
-            held = pieces(item).values() if isinstance(item, (dict, list, tuple)) else (item,)
-            if any(id(piece) in self._followed and _is_object(piece) for piece in held):
+            objects = pieces(item).values() if isinstance(item, (dict, list, tuple)) else (item,)
+            if any(id(each) in self._followed and _is_object(each) for each in objects):
                 places[path, name] = Position.of(modules[path], name, f"attribute {name!r} of {path!r}", type(modules[path]).__name__)
         return places
 
@@ -275,8 +275,8 @@ class Follower:
         """Of what lies in a module of the model: functions, also in tables of hooks, and objects of the user's."""
         if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item) or _is_object(item):
             self._follow(item)
-        elif isinstance(item, (dict, list, tuple)) and len(held := pieces(item)) < _LARGEST:
-            for piece in held.values():
+        elif isinstance(item, (dict, list, tuple)) and len(within := pieces(item)) < _LARGEST:
+            for piece in within.values():
                 if isinstance(piece, types.FunctionType) or moves(piece) or _is_object(piece):
                     self._follow(piece)
 

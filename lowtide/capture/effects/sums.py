@@ -87,9 +87,8 @@ class Term(Number):
     def as_value(self) -> Value:
         """What it is in the graph."""
         operand = _operand(self)
-        if isinstance(operand, Term) and operand.value is None:
-            operand.refuse()
-        return operand.value if isinstance(operand, Term) else operand
+        value = operand.value if isinstance(operand, Term) else operand
+        return self.refuse() if value is None else value
 
 
 def kinds_of(item: Any) -> tuple[type, ...]:
@@ -345,7 +344,7 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
-Term.__divmod__ = lambda self, other: (self // other, self % other)  # type: ignore[attr-defined]
+setattr(Term, "__divmod__", lambda self, other: (self // other, self % other))
 Term.__bool__ = _truth  # type: ignore[attr-defined]
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
