@@ -305,6 +305,10 @@ def _truth(self: Term) -> bool:
     return bool(_asked(self)) if answer is None else answer
 
 
+def _quotient(self: Any, other: Any) -> Any:
+    return self // other, self % other
+
+
 def _rounded(self: Term, digits: Any = None) -> Any:
     return NumberExpression(round, (self, digits)) if type(digits) is int else whole(round, self) if digits is None else self.refuse()
 
@@ -344,7 +348,7 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
-setattr(Term, "__divmod__", lambda self, other: (self // other, self % other))
+Term.__divmod__ = _quotient  # type: ignore[attr-defined]
 Term.__bool__ = _truth  # type: ignore[attr-defined]
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
