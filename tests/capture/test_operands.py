@@ -60,6 +60,33 @@ def test_operators_compute_with_the_number_of_each_step(use):
     check(using(use))
 
 
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+def by_a_weight(model: Any, x: Tensor) -> Tensor:
+    return square(model, x) * model.first.weight.max().item()
+
+
+def by_an_entry(model: Any, x: Tensor) -> Tensor:
+    return square(model, x) * model(x)[0].tolist()[1]
+
+
+def by_a_count_of_batches(model: Any, x: Tensor) -> Tensor:
+    model(x)
+    return square(model, x) / model.norm.num_batches_tracked.item()
+
+
+@pytest.mark.parametrize("loss", [by_a_weight, by_an_entry, by_a_count_of_batches])
+def test_numbers_of_what_the_step_writes_are_those_of_that_moment(loss):
+    check(lambda: (Normed(), loss, []))
+
+
 REFUSED: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     "a power, whose gradient computes with the number itself": lambda value, number, state, x: value**number,
     "a size": lambda value, number, state, x: value * torch.full((state.calls,), 1.0).sum(),
