@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.base.folders import warn_once
+from lowtide.base.places import Position
 from lowtide.base.stages import Stages
 from lowtide.capture.batches import objects_in
 from lowtide.capture.care.follower import changed_each_time
@@ -78,6 +79,7 @@ class Captures:
     varying: Varying = FIXED  # which extents of its batches are dimensions
     peers: SinglePeer = ALONE  # the processes that do the same at the same time
     machine: Device | None = None  # that is simulated: it answers for a GPU that is not here
+    numbers: dict[tuple[int, str], list[Position]] = field(default_factory=dict)  # a place as often as another one lay there
 
     @property
     def caller(self) -> Caller:
@@ -87,6 +89,16 @@ class Captures:
     @property
     def trains(self) -> bool:
         return self.program is not None
+
+    @property
+    def varying_numbers(self) -> list[Position]:
+        """Where a number lies that was another one twice: programs may have it as an input."""
+        return [places[-1] for places in self.numbers.values() if len(places) > 1]
+
+    def note_numbers(self, places: Iterable[Position]) -> None:
+        """Other numbers lie there than when the program was captured."""
+        for place in places:
+            self.numbers.setdefault((id(place.holder), place.name), []).append(place)
 
     def check_wrapper(self) -> None:
         """Raise StepError where the module around the model is in the middle of what a step would not do."""
@@ -126,8 +138,8 @@ class Captures:
         given = Given(args, kwargs, self.device, self.varying)
         with knowing(KnownKernels(laboratory)), standing_in(self.device, self.machine):
             if self.program is None:
-                return capture_inference(self.model, given, put_back=True, leaves=leaves)
-            return capture_training(self.program, given, put_back=True, leaves=leaves)[0]
+                return capture_inference(self.model, given, put_back=True, leaves=leaves, numbers=self.varying_numbers)
+            return capture_training(self.program, given, put_back=True, leaves=leaves, numbers=self.varying_numbers)[0]
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[CapturedStep, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""
@@ -177,5 +189,5 @@ class Captures:
     def _once(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         with knowing(really):
             if self.program is None:
-                return (capture_inference(self.model, given),)
-            return capture_training(self.program, given)
+                return (capture_inference(self.model, given, numbers=self.varying_numbers),)
+            return capture_training(self.program, given, numbers=self.varying_numbers)

@@ -22,7 +22,7 @@ from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.facts import Facts, brief
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
-from lowtide.errors import CaptureError
+from lowtide.errors import CaptureError, LowtideError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
 from lowtide.runtime.caller import View
 from lowtide.runtime.hooks import already_run
@@ -119,11 +119,20 @@ class OtherShapes(Generic[S]):
         return self._ranged.get(shape_of_batch()) if self._ranged else None
 
     def find(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
-        """The step for a batch of another shape; None where the caller's own loop is to run. `newest` are the programs that run now."""
-        if (steps := self._of_range(error, newest, args, kwargs)) is not None:
-            return steps
-        beyond = error if self.range is None else error.beyond(self.range.extents)
-        return self._apart.find(beyond, lambda: self._for_shape(newest, args, kwargs))
+        """The step for a batch of another shape; None where the caller's own loop is to run. `newest` are the programs that run now.
+
+        It also runs where the program raises something under capture: it may do so without one, too, and then that is what is told.
+        """
+        try:
+            if (steps := self._of_range(error, newest, args, kwargs)) is not None:
+                return steps
+            beyond = error if self.range is None else error.beyond(self.range.extents)
+            return self._apart.find(beyond, lambda: self._for_shape(newest, args, kwargs))
+        except CaptureError as refusal:
+            if self.limited or refusal.__cause__ is None or isinstance(refusal.__cause__, LowtideError):
+                raise
+            warn(f"a batch of another shape is run as the loop would run it, without lowtide: {refusal}")
+            return None
 
     def step_for(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
         """The step for a batch of another shape, whatever the policy says."""

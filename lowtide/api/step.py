@@ -368,6 +368,7 @@ class Step:
             if not self._recaptures.allows(chosen or self._change(now), always=always):
                 self._unseen = chosen if self._is_stale(self._current) else ""
                 return None
+            self._maker.capturing.note_numbers(self._current.premises.other_numbers())
             number = 1 + max(family.number for family in self._families)
             new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
             self._families = [new, *self._families[:_MOST_EARLIER]]

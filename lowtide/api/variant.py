@@ -130,6 +130,7 @@ class Variant:
             or captured.guards
             or captured.readings
             or captured.left.actions
+            or captured.left.sums
             or captured.settling.memos
         )
         if bound or self.shape is not None or program.gradients or program.host:

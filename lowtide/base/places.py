@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ABSENT = "not there"
+LENGTH = object()  # in place of a key: how many items there are
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
 CACHED: Any = type(functools.lru_cache(lambda: None))  # what a function becomes that remembers its answers
 _HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
@@ -53,6 +54,11 @@ class Position:
                 return ABSENT
         return holder.get(self.name, ABSENT) if type(holder) is dict else static_attribute(holder, self.name)
 
+    def own(self) -> Any:
+        """The same, where it is no attribute of the holder's class."""
+        own = attributes(holder := self._holder())
+        return self.now() if not isinstance(own, dict) or self.name in own or is_slot(holder, self.name) else ABSENT
+
     def put(self, item: Any) -> None:
         """Put something there; ABSENT takes away what there is."""
         holder = self._holder()
@@ -86,6 +92,35 @@ class Beside:
 
 
 NOTHING = Beside()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A place of which the program reads the number, text or tuple, computes with it and writes it again."""
+
+    table: Callable[[], Any]
+    name: Any
+    default: Any = ABSENT
+    kinds: tuple[type, ...] = (int, float)
+
+    @property
+    def now(self) -> Any:
+        """What is there."""
+        return entry(self.table(), self.name, self.default)
+
+    def holds(self) -> bool:
+        """Whether there is one."""
+        try:
+            return type(now := self.now) in self.kinds and now is not ABSENT
+        except (LookupError, ValueError, TypeError):  # nothing leads there any more
+            return False
+
+
+def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
+    """What lies in a container, or how many items do."""
+    if key is LENGTH:
+        return len(table)
+    return table.get(key, default) if isinstance(table, dict) else table[key]
 
 
 def referred(item: Any) -> Callable[[], Any]:

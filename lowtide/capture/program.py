@@ -5,7 +5,7 @@ Kinds of containers that torch has been told of: what `torch.utils._pytree` can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import CellType
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide.base.garbage import set_aside
+from lowtide.base.places import Position
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import Follower, following
@@ -79,11 +80,13 @@ class TrainingProgram:
 
 
 @one_at_a_time
-def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False, leaves: bool = False) -> CapturedStep:
+def capture_inference(
+    model: nn.Module, given: Given, *, put_back: bool = False, leaves: bool = False, numbers: Sequence[Position] = ()
+) -> CapturedStep:
     """Capture `model(*args, **kwargs)` without gradients. Raises CaptureError; the model is as before, whatever happens.
 
     `put_back`: what the program changes beside the model is as before, too, as far as that is seen. `leaves`: it is known to put something
-    into places of the caller's.
+    into places of the caller's. `numbers`: places where another one lies in each step.
     """
 
     def capture(leaving: OutputRecorder | None, names: bool) -> CapturedStep:
@@ -99,13 +102,19 @@ def capture_inference(model: nn.Module, given: Given, *, put_back: bool = False,
             ),
             following((model,)) as follower,
         ):
-            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back)[0]
+            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back, model)[0]
 
-    return with_leaving(capture, (model,), at_once=leaves, sizes=bool(given.varying))
+    return with_leaving(capture, (model,), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
 
 
 def _closed(
-    captured: tuple[CapturedStep, ...], watch: LeakWatch, follower: Follower, leaving: OutputRecorder | None, names: bool, put_back: bool
+    captured: tuple[CapturedStep, ...],
+    watch: LeakWatch,
+    follower: Follower,
+    leaving: OutputRecorder | None,
+    names: bool,
+    put_back: bool,
+    model: nn.Module,
 ) -> tuple[CapturedStep, ...]:
     """With what was seen beside the model; nothing of the capture is left."""
     follower.refuse_moved()
@@ -113,6 +122,9 @@ def _closed(
     if leaving is not None:
         beside = leaving.end(follower, beside, captured[-1].constants)
         captured = tuple(replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured)
+    objects = follower.objects_in(model, captured[-1].read)
+    captured = tuple(replace(each, read=each.read - objects.keys()) for each in captured)
+    beside = replace(beside, places=(*beside.places, *objects.values()))
     refilled = follower.refilled()
     if leaving is not None:
         leaving.forget()
@@ -146,12 +158,14 @@ def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leavin
 
 
 @one_at_a_time
-def capture_training(program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False) -> tuple[CapturedStep, ...]:
+def capture_training(
+    program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False, numbers: Sequence[Position] = ()
+) -> tuple[CapturedStep, ...]:
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
-    Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back` and `leaves` as for
-    inference.
+    Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back`, `leaves` and `numbers` as
+    for inference.
     """
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
     functions = program.loss, program.after_backward, *hooks_of_parameters(models)
@@ -169,9 +183,9 @@ def capture_training(program: TrainingProgram, given: Given, *, put_back: bool =
             ),
             following(models, functions[:2], program.optimizer) as follower,
         ):
-            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back)
+            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back, program.model)
 
-    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying))
+    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
 
 
 def _captured_training(

@@ -91,7 +91,6 @@ class Recorder(TorchDispatchMode):
         self.data: Data = NoData(draft)
         self.scripts: Scripts | None = None  # where gradients are wanted
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
-        self.sums = False  # whether those may be computed with
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._last_random: Node | None = None

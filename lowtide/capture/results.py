@@ -95,15 +95,19 @@ class Number:
         """`refusals` are told of one, which the program may catch. `value` is None of one that is computed from others."""
         self.value, self.kind, self.refusals = value, kind, refusals
 
-    # What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused.
-    __class__ = property(lambda self: object.__getattribute__(self, "kind"))
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """What `isinstance` asks. C looks at the type itself, and asks for the number, which is refused. lowtide itself finds no tuple."""
+        kind, frame = object.__getattribute__(self, "kind"), sys._getframe(1)
+        while kind is tuple and frame.f_code.co_name in ("__getattribute__", "method"):
+            frame = frame.f_back  # type: ignore[assignment]
+        return type(self) if kind is tuple and frame.f_code.co_filename.startswith(PACKAGE_FOLDER) else kind
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """An operator is given one: refused, beside the tensors that it is given."""
-        given = [leaf.value for leaf in tree.flatten((args, kwargs or {}))[0]]
-        number: Number = next(each for each in given if issubclass(type(each), Number))
-        number.refuse(*given)
+        """An operator is given one: refused."""
+        number: Number = next(leaf.value for leaf in tree.flatten((args, kwargs or {}))[0] if issubclass(type(leaf.value), Number))
+        number.refuse()
 
     def __getattribute__(self, name: str) -> Any:
         """Others than lowtide find what a number has, and no more."""
@@ -127,13 +131,13 @@ class Number:
 
     __deepcopy__ = __copy__
 
-    def refuse(self, *others: Any) -> NoReturn:
+    def refuse(self, *_: Any) -> NoReturn:
         """What happens to whoever looks at it, or computes with it."""
         error = LeavingError(
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
             "itself (torch.where, clamp)"
         )
-        error.converts, error.beside = True, tuple(each for each in others if isinstance(each, torch.Tensor))
+        error.converts = True
         if self.refusals is not None:
             self.refusals.append(error)
         raise error

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from lowtide.capture.draft import Draft
 from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
+from lowtide.capture.effects.operands import NumberOperands
 from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
@@ -194,7 +194,7 @@ class Trace:
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
         if leaving is not None:
             leaving.own = frozenset(map(id, model.modules()))
-            self.recorder.numbers, self.recorder.sums = leaving.numbers, leaving.summed is not None
+            self.recorder.numbers = leaving.numbers
         self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
         self.in_parts = in_parts(self.fakes, ranks)
         self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
@@ -239,15 +239,8 @@ class Trace:
 
     def leaving_followed(self) -> AbstractContextManager[None]:
         """What the program does inside to containers of the caller's is noted, if that is asked for."""
-        return nullcontext() if self.leaving is None else self.leaving.followed(self._computed)
-
-    def _computed(self, op: str, operands: tuple[Any, ...]) -> Term:
-        recorder = self.recorder
-        written = tuple(each.value if isinstance(each, Term) else each for each in operands)
-        number = Term(recorder.draft.emit_scalar(f"py.{op}", written), float, recorder.refusals)
-        assert self.leaving is not None, "else no such numbers are handed out"
-        self.leaving.numbers.append(weakref.ref(number))
-        return number
+        leaving, recorder = self.leaving, self.recorder
+        return nullcontext() if leaving is None else leaving.followed(lambda: NumberOperands(recorder, leaving.numbers))
 
     def close_leaving(self, result: Any) -> None:
         """The program has run; this is what it returns."""

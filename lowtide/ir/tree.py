@@ -91,7 +91,7 @@ def _flatten(tree: Any, where: str, above: frozenset[int]) -> tuple[list[Leaf], 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType, types.FrameType)
-_PLACES = ("named_parameters", "add_param_group")  # modules and optimizers are where tensors live, not values that are handed on
+_PLACES = ("named_parameters", "add_param_group", "as_value")  # where tensors live, and what numbers of a capture follow from
 
 
 def _is_tensor(item: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from lowtide.base.places import Position
+from lowtide.base.places import Position, Sum
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Slot, Storage, Value
 from lowtide.ir.result_specs import same_strides
@@ -79,7 +79,7 @@ class View:
         if slot.table == "constant":
             item = constants[int(slot.path[0])]
             if not isinstance(item, Position):
-                return item
+                return item.now if isinstance(item, Sum) else item
             if not isinstance(tensor := item.now(), torch.Tensor):
                 raise ChangedError(f"{item.text} was a tensor when the step was captured and is none now")
             return tensor

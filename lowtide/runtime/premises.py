@@ -162,6 +162,16 @@ class Premises:
         """Whether nothing was put elsewhere since it was last asked; False may also be said of what only looks alike."""
         return self._watch is not None and self.beside.unmoved() and self._watch.same()
 
+    def other_numbers(self) -> list[Position]:
+        """The places in which another number lies now."""
+        now = CallerState(self._caller, self._reads).locations
+        own = [(at, old, now.get(at, _ABSENT)) for at, old in self._locations.items() if at.what == "attribute"]
+        modules = dict(self._caller.model.named_modules())
+        places = [
+            (Position.of(modules[at.path], at.name, str(at), ""), old, new) for at, old, new in own if old != new and at.path in modules
+        ]
+        return [place for place, old, new in (*self.beside.changes(), *places) if {_kind(old), _kind(new)} <= {int, float}]
+
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
         for place, old, new in self.beside.changes():
@@ -184,6 +194,10 @@ def _changed(old: Token, new: Token) -> str:
 
 
 _ABSENT = places.ABSENT
+
+
+def _kind(token: Token) -> Any:
+    return token[0] if isinstance(token, tuple) and token else None
 
 
 def _where(old: Token, new: Token) -> str:

@@ -355,20 +355,6 @@ def test_what_follows_from_earlier_steps_is_refused(keep, why):
     assert kept == []
 
 
-def test_an_average_that_goes_on_is_refused():
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        value = square(model, x)
-        meter.last = value.detach() if meter.last is None else 0.9 * meter.last + value.detach()
-        return value
-
-    model, meter = Net(), Meter()
-    with pytest.raises(lowtide.CaptureError, match="reads attribute 'last' of a Meter, which an earlier step has put there"):
-        lowtide.optimize(
-            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
-        )
-    assert meter.last is None
-
-
 def test_an_average_in_an_object_that_a_module_holds_is_refused_with_what_helps():
     """The program runs twice in one capture, for the optimizer's first step and the later ones: the second run finds the first one's."""
 
@@ -398,7 +384,7 @@ def test_an_average_in_an_object_that_a_module_holds_is_refused_with_what_helps(
 def test_an_ordered_dictionary_is_put_back_whole():
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         kept["last"] = square(model, x).detach()
-        return square(model, x) * float(kept["last"])
+        return square(model, x) * (2 if float(kept["last"]) > 1 else 1)
 
     kept = collections.OrderedDict[str, Any](first=1)
     model = Net()

@@ -21,11 +21,11 @@ def branching(model: Net, x: Tensor) -> Tensor:
 
 
 def reading(model: Net, x: Tensor) -> Tensor:
-    return model(x).sum() * model.linear.weight.max().item()
+    return model(x).sum() ** model.linear.weight.max().item()
 
 
 def listing(model: Net, x: Tensor) -> Tensor:
-    return model(x).sum() * model(x)[0].tolist()[1]
+    return model(x).sum() ** model(x)[0].tolist()[1]
 
 
 def drawing(model: Net, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def drawing(model: Net, x: Tensor) -> Tensor:
 
 def counting(model: Net, x: Tensor) -> Tensor:
     model(x)
-    return model(x).sum() / model.norm.num_batches_tracked.item()
+    return model(x).sum() ** model.norm.num_batches_tracked.item()
 
 
 def selecting(model: Net, x: Tensor) -> Tensor:

@@ -330,22 +330,6 @@ def test_a_variable_that_is_read_first_and_may_be_another_tensor_is_refused():
     assert last is before
 
 
-@pytest.mark.parametrize("where", ["attribute 'last' of a Meter", "entry 'last' of a dict"])
-def test_a_tensor_in_the_place_of_a_sum_is_refused_by_name(where):
-    meter, table = Meter(), {"last": torch.tensor(0.0)}
-    meter.last = torch.tensor(0.0)
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        value = square(model, x)
-        if "Meter" in where:
-            meter.last += value.item()
-        else:
-            table["last"] += value.item()
-        return value
-
-    refused(loss, f"{where} holds a tensor")
-
-
 def test_a_condition_on_an_entry_is_refused():
     counts = {"steps": 0}
 

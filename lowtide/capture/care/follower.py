@@ -7,7 +7,6 @@ note what is read of their instances in this thread. What a container holds is f
 
 from __future__ import annotations
 
-import collections
 import contextvars
 import functools
 import gc
@@ -205,6 +204,16 @@ class Follower:
         else:
             own[name] = before
 
+    def objects_in(self, model: nn.Module, reads: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
+        """Which of these attributes of modules hold objects that are followed here, and so are no more than places."""
+        modules, places = dict(model.named_modules()), dict[tuple[str, str], Position]()
+        for path, name in reads:
+            item = ABSENT if name == EVERYTHING else static_attribute(modules[path], name)
+            objects = pieces(item).values() if isinstance(item, (dict, list, tuple)) else (item,)
+            if any(id(each) in self._followed and _is_object(each) for each in objects):
+                places[path, name] = Position.of(modules[path], name, f"attribute {name!r} of {path!r}", type(modules[path]).__name__)
+        return places
+
     def forget(self) -> None:
         for table in vars(self).values():
             if isinstance(table, (dict, list)) and table is not self.classes:
@@ -263,12 +272,12 @@ class Follower:
     # What leads to what.
 
     def _follow_code(self, item: Any) -> None:
-        """Of what lies in a module of the model: functions, also in tables of hooks."""
-        if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item):
+        """Of what lies in a module of the model: functions, also in tables of hooks, and objects of the user's."""
+        if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item) or _is_object(item):
             self._follow(item)
-        elif type(item) in (dict, collections.OrderedDict, list, tuple) and len(item) < _LARGEST:
-            for piece in pieces(item).values():
-                if isinstance(piece, types.FunctionType) or moves(piece):
+        elif isinstance(item, (dict, list, tuple)) and len(within := pieces(item)) < _LARGEST:
+            for piece in within.values():
+                if isinstance(piece, types.FunctionType) or moves(piece) or _is_object(piece):
                     self._follow(piece)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
@@ -421,6 +430,11 @@ class Follower:
                 self._follow(item)
             elif attributes(item) is not ABSENT:
                 self._closed.append(item)  # what libraries keep in their objects is theirs
+
+
+def _is_object(item: Any) -> bool:
+    """Whether it is of a class of the user's, and no module or container."""
+    return not isinstance(item, (*_NOT_FOLLOWED, *CONTAINERS, nn.Module)) and _is_of_users(type(item))
 
 
 def _users_bases(cls: type) -> Iterator[type]:

@@ -84,7 +84,8 @@ class ModuleSnapshot:
         for name, old, new in reads.replaced(self.module):
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
-            if not (of_graph or made_once or is_number(old) or "_hooks" in name or name in memos or _alike(old, new)):
+            begins = (is_number(new) or type(new) is tuple) and is_followed() and (old is None or old is ABSENT)
+            if not (of_graph or made_once or begins or is_number(old) or "_hooks" in name or name in memos or _alike(old, new)):
                 yield name
 
 

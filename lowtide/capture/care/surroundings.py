@@ -23,6 +23,7 @@ from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import rewrite
+from lowtide.capture.effects.containers import is_stand_in
 from lowtide.capture.sources import is_library, is_users
 from lowtide.ir import tree
 
@@ -141,6 +142,8 @@ def is_of_users(item: Any) -> bool:
 
 
 def _held(item: Any) -> list[Any]:
+    if is_stand_in(item):
+        return [*pieces(item.kept.items).values()]
     items = item.values() if isinstance(item, dict) else item if isinstance(item, _CONTAINERS) else ()
     return [*items, *tree.attributes_of(item).values()]
 

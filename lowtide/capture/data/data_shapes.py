@@ -169,12 +169,17 @@ def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple
         if asks and (certain := _of_draw(recorder, args[0])) is not None:
             return certain
         if asks and (check := check_of_caller()) is not None:
-            text = f"the program's own check failed on what this step computed, at {users_line()}, in {check.text}"
-            recorder.record(torch.ops.lowtide.require.default, args[0], check.answer, check.error, text)
-            return check.answer
+            return failed_check(recorder, args[0], check)
         error = LeavingError(why_unread(operators.name_of(op), str(why)))
         error.converts = op is _aten._local_scalar_dense.default and not asks
         raise error from None
+
+
+def failed_check(recorder: Recording, flag: torch.Tensor, check: DataCheck) -> bool:
+    """The answer with which the program goes on; each step raises where it is another."""
+    text = f"the program's own check failed on what this step computed, at {users_line()}, in {check.text}"
+    recorder.record(torch.ops.lowtide.require.default, flag, check.answer, check.error, text)
+    return check.answer
 
 
 def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from lowtide.capture.data.reader import UnreadableError
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.sums import Term
 from lowtide.capture.formulas.dispatch import formula
-from lowtide.capture.results import Number
 from lowtide.ir.operators.row import ITEM
 
 if TYPE_CHECKING:
@@ -111,24 +110,16 @@ class _Host:
     def item(self, tensor: torch.Tensor) -> Any:
         """For `tensor.item()`: what nobody knows before the step runs is a number that can be put somewhere, and no more."""
         draft, op = self.recorder.draft, _aten._local_scalar_dense.default
-        if tensor.numel() != 1 or tensor.dtype == torch.bool or tensor.is_complex():
+        if tensor.numel() != 1 or tensor.is_complex():
             return op(tensor.reshape(())) if tensor.numel() == 1 else torch.Tensor.item(tensor)
         if draft.read_number is not None or (is_count_of_batches(tensor) and draft.owns(tensor)):
             return op(tensor)
-        reader, known, compare = self.recorder.reader, None, None
-        try:
-            if not self.recorder.sums:
-                return reader.number(draft, op, (draft.value(tensor),))
-            known, compare = reader.later(draft, draft.value(tensor))
-        except UnreadableError:
-            pass
-        value, kind = draft.emit_scalar(ITEM, (draft.value(tensor),)), float if tensor.is_floating_point() else int
-        refusals = self.recorder.refusals
-        number = (
-            Term(value, kind, refusals, known, compare if tensor.dtype == torch.int64 else None)
-            if self.recorder.sums
-            else Number(value, kind, refusals)
-        )
+        known, compare = None, None
+        with suppress(UnreadableError):
+            known, compare = self.recorder.reader.later(draft, draft.value(tensor))
+        value = draft.emit_scalar(ITEM, (draft.value(tensor),))
+        kind = bool if tensor.dtype == torch.bool else float if tensor.is_floating_point() else int
+        number = Term(value, kind, self.recorder.refusals, known, compare if tensor.dtype == torch.int64 else None)
         assert self.recorder.numbers is not None, "this is called for such recorders only"
         self.recorder.numbers.append(weakref.ref(number))
         return number

@@ -136,7 +136,7 @@ class Reader:
 
     def _leaf(self, draft: Draft, value: Value) -> tuple[Step, ...]:
         slot = next((slot for value_there, slot in zip(draft.inputs, draft.slots, strict=True) if value_there is value), None)
-        if slot is None:
+        if slot is None or value.dtype == "scalar":
             raise UnreadableError("a number that only the running step knows")
         if slot.table == "constant":
             constant = draft.constants[int(slot.path[0])]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from lowtide.base.places import Sum
 from lowtide.capture.effects.containers import Container, LeavingError, StaleError
-from lowtide.capture.effects.sums import NumberExpression, Recipe, Sum, Term, recipe, results_in
+from lowtide.capture.effects.sums import NumberExpression, Recipe, Term, recipe, results_in
 from lowtide.capture.results import holds_fakes, is_result
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

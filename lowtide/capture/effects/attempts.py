@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
+from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
 from lowtide.capture.effects.containers import LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
@@ -21,27 +22,35 @@ from lowtide.errors import CaptureError
 T = TypeVar("T")
 
 
-def with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool, sizes: bool) -> T:
+def with_leaving(
+    capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool, sizes: bool, numbers: Iterable[Position]
+) -> T:
     """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
 
     `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try. `sizes`: the batch
-    has symbolic ones, which may be converted.
+    has symbolic ones, which may be converted. `numbers`: places where another one lies in each step, which the program may compute with.
     """
     roots = list(roots)
     with conversions_followed(roots) if sizes else nullcontext():
+        varying: dict[Key, CountedPlace] = {
+            (id(place.holder), place.name): CountedPlace(lambda: None, True) for place in numbers if type(place.own()) in (int, float)
+        }
+        if varying:
+            with suppress(CaptureError):
+                return _summed(capture, roots, names=False, counted=varying)
         return _with_leaving(capture, roots, at_once)
 
 
 def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:
     if at_once:
-        return _summed(capture, roots, names=True)
+        return _summed(capture, roots, names=True, counted={})
     try:
         return capture(None, False)
     except LeavingError as error:
         plain = str(error)
     why = ""
     try:
-        return _summed(capture, roots, names=False, plain=plain)
+        return _summed(capture, roots, names=False, counted={}, plain=plain)
     except StaleError as error:
         why = f"{error}. Or return it from loss() or after_backward(): `value, norm = step(...)`"
     except CaptureError as error:
@@ -54,16 +63,20 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         raise CaptureError(f"{what}. It cannot be put there by each step: {why}" if why else str(error)) from error.__cause__
 
 
-def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], *, names: bool, plain: str | None = None) -> T:
-    """A capture that follows what the program puts outside; where it is refused, one that follows its sums as well.
+def _summed(
+    capture: Callable[[OutputRecorder | None, bool], T],
+    roots: list[Any],
+    *,
+    names: bool,
+    counted: dict[Key, CountedPlace],
+    plain: str | None = None,
+) -> T:
+    """A capture that follows what the program puts outside; where it is refused, or some are `counted`, one that follows its sums as well.
 
     Each attempt says which attributes those are. What is told in the end is what the first one told.
     """
-    counted: dict[Key, CountedPlace] = {}
-    try:
-        return _followed(capture, roots, names, plain, None, counted)
-    except CaptureError as error:
-        refusal, converts = error, getattr(error, "converts", False)
+    refusal: CaptureError | None = None
+    tried = converts = bool(counted)
     while True:
         _put_back(counted)
         summed, known = dict(counted), converts
@@ -72,12 +85,15 @@ def _summed(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any
         except CaptureError as error:
             captured, converts = None, converts or getattr(error, "converts", False)
             its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
-            if its_own or isinstance(error, StaleError):
+            if refusal is None or its_own or isinstance(error, StaleError):
                 refusal = error
-        if counted.keys() <= summed.keys() and known is converts:
+        settled = counted.keys() <= summed.keys() and known is converts and tried  # a first attempt may fill what later ones find
+        tried = True
+        if settled or (captured is not None and not summed):
             break
     if captured is None:
         _put_back(counted)
+        assert refusal is not None, "the last attempt has failed"
         raise refusal
     return captured
 
@@ -92,7 +108,7 @@ def _followed(
     roots: list[Any],
     names: bool,
     plain: str | None,
-    summed: dict[Key, CountedPlace] | None,
+    summed: dict[Key, CountedPlace],
     counted: dict[Key, CountedPlace],
     converts: bool = False,
 ) -> T:
@@ -112,8 +128,9 @@ def _followed(
             with leaving.in_place(roots):
                 captured = capture(leaving, names)
         except CaptureError as error:
-            failed, known_why = error, known_why or leaving.holder_of(getattr(error, "beside", ()))
+            failed = error
         finally:
+            known_why = known_why or leaving.missed
             for key, place in leaving.counted.items():
                 counted.setdefault(key, place)
             for container in leaving.all():
@@ -124,7 +141,7 @@ def _followed(
             narrower = unread
         if captured is not None and survive(leaving.befores):
             raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
-        learned = counted.keys() > (summed or {}).keys() or (not converts and getattr(failed, "converts", False))
+        learned = counted.keys() > summed.keys() or (not converts and getattr(failed, "converts", False))
         final = failed is not None and (learned or str(failed) == plain)
         if len(narrower) < len(leaving.containers) and not final:
             chosen = narrower

@@ -19,11 +19,13 @@ from typing import Any
 from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
-from lowtide.capture.effects.sums import NumberExpression, Term, emitters, in_program, is_term, numbers_in, text_of, whole
+from lowtide.capture.effects.operands import NumberOperands
+from lowtide.capture.effects.sums import NumberExpression, emitters, in_program, is_term, numbers_in, text_of, whole
 from lowtide.ir.operators.row import MATH_FUNCTIONS
 
 _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
 _WHOLE = {"ceil", "floor", "trunc"}  # which give no fraction
+_YES_OR_NO = {"isfinite", "isinf", "isnan"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Outlet:
 
 
 @contextmanager
-def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] | None) -> Iterator[None]:
-    """`emit` makes arithmetic a part of the program; None where numbers may not be computed with, and are refused.
+def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
+    """`operands` makes numbers a part of the program.
 
     Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
     """
@@ -48,13 +50,9 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
         stack.enter_context(replaced(builtins, "print", functools.partial(_printing, log)))
         stack.enter_context(replaced(json.JSONEncoder, "encode", _encoding))
         stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, log)))
-        if emit is None:
-            yield
-            return
-        stack.enter_context(listed(emitters, emit))
-        stack.enter_context(
-            replaced(builtins, "len", lambda plain: lambda item: item.kept.measured() if is_stand_in(item) else plain(item))
-        )
+        stack.enter_context(listed(emitters, operands))
+        stack.enter_context(operands)
+        stack.enter_context(replaced(builtins, "len", _length))
         for name in ("stdout", "stderr"):
             if hasattr(stream := getattr(sys, name), "__dict__"):
                 stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, functools.partial(getattr, sys, name))))
@@ -62,10 +60,22 @@ def calls_followed(log: EffectLog, emit: Callable[[str, tuple[Any, ...]], Term] 
             stack.enter_context(replaced(builtins, name, lambda plain: lambda *args: text_of(plain, *args)))
         for name, of in {"max": _choice, "min": _choice, "sorted": _order}.items():
             stack.enter_context(replaced(builtins, name, of))
+        for name in _YES_OR_NO:
+            answer = lambda plain, item: NumberExpression(plain, (item,), bool)  # noqa: E731
+            stack.enter_context(replaced(math, name, functools.partial(_computed, answer)))
         for name in MATH_FUNCTIONS | _WHOLE:
             compute = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
             stack.enter_context(replaced(math, name, functools.partial(_computed, compute)))
         yield
+
+
+def _length(plain: Callable[[Any], int]) -> Callable[[Any], Any]:
+    def length(item: Any) -> Any:
+        if is_stand_in(item):
+            return item.kept.measured()
+        return NumberExpression(len, (item,), int) if is_term(item) and item.kind in (str, tuple) else plain(item)
+
+    return length
 
 
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,8 +36,10 @@ def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]],
         function.__code__ = new_code
 
 
-def _type(function: Any, item: Any) -> Any:
-    return _class(item) if function is builtins.type else function(item)
+def _type(*given: Any) -> Any:
+    """What a function of that name is called with behind it; alone, what Python's own is called with."""
+    *function, item = given
+    return _class(item) if function in ([], [builtins.type]) else function[0](item)
 
 
 def _class(item: Any) -> Any:
@@ -60,8 +62,15 @@ class _ClassRewriter(ast.NodeTransformer):
         self.generic_visit(node)
         return _call(_class, node, node.value) if node.attr == "__class__" and isinstance(node.ctx, ast.Load) else node
 
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        self.generic_visit(node)
+        node.value = _handed_on(node.value)
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "map":
+            node.args[:1] = map(_handed_on, node.args[:1])
         is_question = isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords
         return _call(_type, node, node.func, *node.args) if is_question and not isinstance(node.args[0], ast.Starred) else node
 
@@ -89,6 +98,12 @@ class _TextRewriter(_ClassRewriter):
         if visited is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
             return visited
         return _call(texts.called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
+
+
+def _handed_on(node: ast.expr) -> ast.expr:
+    """`T = type`, `map(type, items)`."""
+    is_type = isinstance(node, ast.Name) and node.id == "type"
+    return ast.copy_location(ast.Constant(f"\0{_type.__name__}"), node) if is_type else node
 
 
 def _is_conversion(node: ast.expr) -> bool:

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowtide.base.places import ABSENT
+import torch
+
+from lowtide.base.places import ABSENT, LENGTH
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
@@ -26,7 +28,6 @@ KINDS = (
     collections.Counter,
     collections.deque,
 )  # no classes derived from them
-LENGTH = object()  # in place of a key: how many items there are
 _ALL = object()  # the same: all of them
 _classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
@@ -45,7 +46,6 @@ class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
 
     converts = False  # it wants it as Python's own number
-    beside: tuple[Any, ...] = ()  # the tensors that it computes with there
 
 
 class StaleError(CaptureError):
@@ -200,9 +200,15 @@ class Container:
             self.added += len(args[0]) if "extend" in method else 1
         elif method == "__setitem__" and (isinstance(self.stand_in, dict) or self._is_position(args[0])):
             self.written.add(args[0])
-        else:
+        elif method != "__setitem__" or not self._is_own(args[0]):
             self.read()
         self.log.events.append((self, method, args))
+
+    def lying_at(self, key: Any) -> list[Any]:
+        """What lies under a key, where anything does."""
+        if isinstance(self.items, dict):
+            return [dict.get(self.items, key)]
+        return [self.kind.__getitem__(self.items, key)] if self._is_position(key) else []
 
     def adopt(self, key: Any, item: Any) -> Any:
         """The program has missed an item, and made one. An empty container is watched, anything else follows from its absence."""
@@ -241,18 +247,13 @@ class Container:
         if not isinstance(key, int):
             return False
         within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
-        return key in self.written or within or (key in self.sums and key >= 0) or (self.kind is list and 0 < -key <= self.added)
+        known = (key in self.written or key in self.sums) and (key >= 0 or not self.added)
+        return known or within or (self.kind is list and 0 < -key <= self.added)
 
     def _is_position(self, key: Any) -> bool:
         """Whether it means the same item whatever is added on the right."""
-        return isinstance(key, int) and not self.added and 0 <= key < self.kind.__len__(self.original)
-
-
-def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
-    """What lies in a container, or how many items do."""
-    if key is LENGTH:
-        return len(table)
-    return table.get(key, default) if isinstance(table, dict) else table[key]
+        length = self.kind.__len__(self.original)
+        return isinstance(key, int) and not self.added and -length <= key < length
 
 
 def is_stand_in(item: Any) -> bool:
@@ -293,6 +294,8 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
     is_table = issubclass(kind, dict)
 
     def changing(self: Any, *args: Any, **options: Any) -> Any:
+        if name == "__setitem__" and isinstance(args[1], torch.Tensor) and any(args[1] is each for each in self.kept.lying_at(args[0])):
+            return None  # `table["last"] += x` of a tensor puts it where it lies
         if name == "__setitem__" and args[0] == slice(None):  # all of a list
             self.clear()
             return self.extend(args[1])

@@ -30,7 +30,8 @@ class Memo:
 
     @property
     def may_be_sum(self) -> bool:
-        return {type(self.before), type(self.now)} <= {int, float}
+        kinds = {type(self.before), type(self.now)}
+        return kinds <= {int, float} or (kinds == {str} and self.now.startswith(self.before))
 
     def put_back(self) -> None:
         """What the program has found: an object's own, or that of its class."""

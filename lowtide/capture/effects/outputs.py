@@ -20,19 +20,20 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, Beside, Position, referred, static_attribute
-from lowtide.capture.care.contents import differ
+from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
+from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import module_views, seen
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import Outlet, calls_followed
 from lowtide.capture.effects.code import rewrite
-from lowtide.capture.effects.containers import KINDS, LENGTH, Container, EffectLog, StaleError, entry, holds_stand_in, is_stand_in
+from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.effects.operands import NumberOperands
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
-from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Sum, Term, results_in
+from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.effects.variables import is_read
-from lowtide.capture.results import Number, holds_fakes
+from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -43,11 +44,9 @@ _active: list[OutputRecorder] = []  # one at a time, as captures are
 
 
 class OutputRecorder:
-    """Follows one capture. `summed` are numbers that the program computes with, and variables that it sets; None where it may not."""
+    """Follows one capture. `summed` are places of numbers that the program computes with, and variables that it sets."""
 
-    def __init__(
-        self, chosen: frozenset[int] | None = None, summed: Mapping[Key, CountedPlace] | None = None, converts: bool = False
-    ) -> None:
+    def __init__(self, chosen: frozenset[int] | None, summed: Mapping[Key, CountedPlace], converts: bool) -> None:
         """`chosen`: the containers by id that there are stand-ins for; None for all. `converts`: it makes Python's numbers of tensors."""
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
@@ -90,14 +89,14 @@ class OutputRecorder:
             yield
 
     @contextmanager
-    def followed(self, emit: Callable[[str, tuple[Any, ...]], Term]) -> Iterator[None]:
-        """What the program does inside is noted. `emit` makes arithmetic a part of it."""
+    def followed(self, operands: Callable[[], NumberOperands]) -> Iterator[None]:
+        """What the program does inside is noted. `operands` makes numbers a part of it."""
         self.log.active = True
         self.tables = [(item, table, dict(seen(item, table))) for item, table, _ in self.tables]  # with the model's fakes in their places
         for container in self.containers.values():
             container.show()
         try:
-            with calls_followed(self.log, None if self.summed is None else emit):
+            with calls_followed(self.log, operands()):
                 yield
         finally:
             self.log.active = False
@@ -111,42 +110,40 @@ class OutputRecorder:
                 was = before.get(name, default)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
-                sums = _is_number(was) and isinstance(now, (int, float))
-                if sums or (_is_of_variables(item) and (holds_fakes(now) or differ(was, now))):
+                sums = isinstance(now, kinds_of(was))
+                if (sums or _is_of_variables(item)) and (holds_fakes(now) or differ(was, now)):
                     old = was.kept.original if is_stand_in(was) else was
                     put = functools.partial(_put, table, name, old if default is ABSENT else ABSENT)
                     self.counted[id(item), name] = CountedPlace(put, sums, default if sums else ABSENT)
         for container in self.containers.values():
             items: Any = container.items
             find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
-            for key, default in container.defaults.items():
+            ends = {key < 0 for key in (*container.defaults, *container.written) if type(key) is int and not isinstance(items, dict)}
+            for key, default in container.defaults.items() if len(ends) < 2 else ():
                 was = entry(container.original, key, default)
-                if key is LENGTH:
-                    sums = container.added > 0
-                else:
-                    sums = key in container.written and _is_number(was) and isinstance(find(key), (int, float))
-                if sums:
+                written = key in container.written and isinstance(find(key), kinds_of(was))
+                if container.added > 0 if key is LENGTH else written:
                     self.counted[id(container.original), key] = CountedPlace(lambda: None, True, default)
 
     def _follow(self, undo: Callable[[Callable[[], object]], None], item: Any, table: MutableMapping[str, Any]) -> None:
         """What the program sets in a table: numbers that it may read before, and variables that it may not."""
         self.tables.append((item, table, {}))
         entries = seen(item, table)
-        for at, name in self.summed or ():
+        for at, name in self.summed:
             if at != id(item):
                 continue
             was = entries.get(name, ABSENT)
             undo(functools.partial(_put, entries, name, was))
-            default = (self.summed or {})[at, name].default  # of its class
-            if _is_number(value := default if was is ABSENT else was) and (self.summed or {})[at, name].sums:
+            default = self.summed[at, name].default  # of its class
+            if kinds_of(value := default if was is ABSENT else was) and self.summed[at, name].sums:
                 entries[name] = self._before((at, name), lambda: table, value, default)
             else:
                 self.emptied.add((at, name))
 
     def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> EarlierNumber:
-        before = EarlierNumber(self.earlier, value, self.refusals)
+        self.sums[key] = Sum(table, key[1], default, kinds_of(value))
+        before = EarlierNumber(self.earlier, value, self.sums[key], self.refusals)
         self.befores.append(weakref.ref(before))
-        self.sums[key] = Sum(table, key[1], default)
         return before
 
     def _is_chosen(self, item: Any) -> bool:
@@ -158,13 +155,13 @@ class OutputRecorder:
             return known.stand_in
         self.containers[id(original)] = container = Container(self.log, original, now)
         is_table = isinstance(original, dict)
-        for at, key in self.summed or ():
+        for at, key in self.summed:
             if at == id(original):
-                default = (self.summed or {})[at, key].default
+                default = self.summed[at, key].default
                 value = entry(original, key, default)
                 if key is LENGTH:
                     container.length = self._before((at, key), lambda: container.now, value)
-                elif _is_number(value):
+                elif kinds_of(value):
                     container.sums[key] = self._before((at, key), lambda: container.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
@@ -177,6 +174,9 @@ class OutputRecorder:
             elif len(original) < LARGEST:
                 waiting.append(item)
             container.kind.__setitem__(container.items, key, item) if is_table else container.kind.append(container.items, item)
+        for key, (number, _) in container.sums.items():
+            if not is_table and key < 0:
+                container.kind.__setitem__(container.items, key, number)
         return container.stand_in
 
     # After.
@@ -222,18 +222,9 @@ class OutputRecorder:
         """Whether what is put there is there for this thread alone."""
         return id(item) in self.own and type(table) is dict
 
-    def holder_of(self, tensors: Iterable[Any]) -> StaleError | None:
-        """What is told where a number cannot be added to a tensor of the caller's, or to what a dictionary has just made; else None."""
-        tables = [(item, table) for item, table, _ in self.tables if not isinstance(item, nn.Module)]
-        tables += [(each, each.items) for each in self.containers.values() if isinstance(each.items, dict)]
-        for item, table in tables:
-            pairs = dict.items(table) if isinstance(table, dict) else table.items()
-            for name, now in pairs:
-                if any(now is tensor for tensor in tensors):
-                    return StaleError(
-                        f"{_called(item, name)} holds a tensor, with which no number that the step reads can be computed: put a number "
-                        "there before the step (0.0 for torch.tensor(0.0)), or add the tensor itself in place (`+= loss.detach()`)"
-                    )
+    @property
+    def missed(self) -> StaleError | None:
+        """What is told where a number cannot be used in what a dictionary has just made; else None."""
         if not self.log.missed:
             return None
         return StaleError(f"{self.log.missed}, which no step can follow there: make it before the step, by asking for that key")
@@ -287,9 +278,12 @@ class OutputRecorder:
         for item, table, name in self.put:
             if self._is_shown(item, table):
                 continue
-            before = next(before for _, other, before in self.tables if other is table)
+            before = self._before_of(table)
             if (id(item), name) not in followed and not follower.only_writes(item, name):
-                was = before.get(name, ABSENT)
+                was = before.get(name, ABSENT if _is_of_variables(item) else static_attribute(type(item), name))
+                if _begins(was, seen(item, table)[name]):  # a place that is looked at before each step: later ones are captured anew
+                    _put(seen(item, table), name, before.get(name, ABSENT))
+                    continue
                 elsewhere = follower.leads_to(was) or any(now is was for at, other, _ in self.tables for now in seen(at, other).values())
                 if elsewhere or not any(was is each for each in constants) or not _may_follow(was, seen(item, table)[name]):
                     raise StaleError(
@@ -303,6 +297,9 @@ class OutputRecorder:
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
         return Beside(places, (*beside.followed, *changed))
 
+    def _before_of(self, table: Any) -> dict[str, Any]:
+        return next(before for _, other, before in self.tables if other is table)
+
     @property
     def followed_places(self) -> frozenset[Key]:
         """What each step goes on with, or sets anew."""
@@ -311,7 +308,11 @@ class OutputRecorder:
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change, or their classes'."""
         changed = {id(each.stand_in): each for each in self.all() if each.changes}
-        put = {id(seen(item, table)[name]) for item, table, name in self.put if isinstance(item, nn.Module)}
+        put = {
+            id(seen(item, table)[name])
+            for item, table, name in self.put
+            if isinstance(item, nn.Module) and not _begins(self._before_of(table).get(name, ABSENT), seen(item, table)[name])
+        }
         modules, kept = dict(model.named_modules()), set[tuple[str, str]]()
         for path, name in reads:
             module = modules[path]
@@ -362,10 +363,6 @@ def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> 
     getattr(container.now, method)(*args)
 
 
-def _is_number(item: Any) -> bool:
-    return type(item) in (int, float)
-
-
 def _is_of_variables(item: Any) -> bool:
     """Whether a table is of globals or of a variable, which notes no reads."""
     return type(item) in (dict, types.CellType)
@@ -376,6 +373,13 @@ def _called(holder: Any, name: Any) -> str:
     if isinstance(holder, Container):
         return f"entry {name!r} of a {holder.kind.__name__}"
     return f"variable {name!r}" if _is_of_variables(holder) else f"attribute {name!r} of a {type(holder).__name__}"
+
+
+def _begins(was: Any, now: Any) -> bool:
+    """Whether a first step puts a number, a tuple or a tensor where later ones go on with it."""
+    if isinstance(now, torch.Tensor):
+        return (is_plain(was) or was is ABSENT) and not now.requires_grad
+    return (is_number(now) or type(now) is tuple) and (was is None or was is ABSENT)
 
 
 def _may_follow(was: Any, now: Any) -> bool:

@@ -12,18 +12,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from lowtide.base.places import ABSENT
+from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.contents import is_plain
-from lowtide.capture.effects.containers import entry, is_stand_in, without_stand_ins
+from lowtide.capture.effects.containers import is_stand_in, without_stand_ins
 from lowtide.capture.results import Number, is_number
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 
-emitters: list[Callable[[str, tuple[Any, ...]], Term]] = []  # of arithmetic within what is recorded, the innermost last
+emitters: list[Emitter] = []  # of what is recorded, the innermost last
 Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
@@ -33,18 +33,32 @@ _BY_NUMBERS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod,
 }  # which may fail for others
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
-_SPELLED = {function: name for name, function in (*_ANY.items(), *_BY_NUMBERS.items(), *_ALONE.items(), ("max", max), ("min", min))}
+_OTHERS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "pow": operator.pow}
+_SPELLED = {function: name for table in (_ANY, _BY_NUMBERS, _ALONE, _OTHERS) for name, function in table.items()}
 _ASKS: dict[str, Callable[..., Any]] = {
-    "bool": bool, "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
+    "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
 }  # fmt: skip
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
 }  # fmt: skip
-_EXAMPLES: dict[type, Any] = {int: 0, float: 0.0, str: ""}
+_EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: "", tuple: ()}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
 _RELATIONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+
+
+class Emitter(Protocol):
+    """Makes numbers a part of the program."""
+
+    def emit(self, op: str, operands: tuple[Any, ...]) -> Term:
+        """Arithmetic on them."""
+
+    def input(self, number: EarlierNumber) -> Value:
+        """What lies in a place when a step begins."""
+
+    def answer(self, item: Term) -> bool | None:
+        """Whether one is true, where the program does nothing with the answer but to raise; else None."""
 
 
 class Term(Number):
@@ -70,6 +84,17 @@ class Term(Number):
     def text(self) -> str:
         return "number"
 
+    def as_value(self) -> Value:
+        """What it is in the graph."""
+        operand = _operand(self)
+        value = operand.value if isinstance(operand, Term) else operand
+        return self.refuse() if value is None else value
+
+
+def kinds_of(item: Any) -> tuple[type, ...]:
+    """What may lie in the place of something that each step goes on with; none for what is not followed so."""
+    return (int, float) if type(item) in (int, float) else (type(item),) if type(item) in (str, tuple) and item is not ABSENT else ()
+
 
 @dataclass
 class EarlierNumbers:
@@ -78,6 +103,7 @@ class EarlierNumbers:
     numbers: list[Any] = field(default_factory=list)
     divisors: list[Recipe] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)  # that captures
+    places: list[Sum] = field(default_factory=list)
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
 
     def divides(self, item: Term) -> bool:
@@ -89,14 +115,15 @@ class EarlierNumbers:
 
 
 class EarlierNumber(Term):
-    """What lies in a place when a step begins. Other threads that find it there find that number, but for its type."""
+    """What lies in a place when a step begins: a number, or what grows. Other threads find that there, but for its type."""
 
     __slots__ = ("at", "earlier")
 
-    def __init__(self, earlier: EarlierNumbers, number: Any, refusals: list[Any]) -> None:
+    def __init__(self, earlier: EarlierNumbers, number: Any, place: Sum, refusals: list[Any]) -> None:
         super().__init__(None, type(number), refusals)
         self.at, self.earlier = len(earlier.numbers), earlier
         earlier.numbers.append(number)
+        earlier.places.append(place)
 
     def text(self) -> str:
         """Which of them, whatever else lies there."""
@@ -127,14 +154,14 @@ def _in_words(item: Any) -> str:
 
 
 class TextExpression(NumberExpression):
-    """A text of such numbers: it can be put together with others."""
+    """A text or a tuple of such numbers: it can be put together with others."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         """A method of a text."""
-        if name.startswith("__") or not hasattr(str, name):
-            raise AttributeError(f"'str' object has no attribute {name!r}")
+        if name.startswith("__") or not hasattr(self.kind, name):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         return partial(text_of, getattr(str, name), self) if name in _TEXTS_OF_TEXTS else getattr(_asked(self), name)
 
 
@@ -142,16 +169,24 @@ def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
     if not any(map(is_term, numbers_in(args))):
         return function(*args)
+    return _put_together(function, args, str)
+
+
+def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
     leaves, rebuild = tree.flatten(without_stand_ins(args))
-    if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
+    if kind is str and any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
         return function(*args)
 
-    def text(*items: Any) -> str:
+    def text(*items: Any) -> Any:
         return function(*tree.unflatten(rebuild, items))
 
     text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
     text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    return TextExpression(text, tuple(leaf.value for leaf in leaves), str)
+    return TextExpression(text, tuple(leaf.value for leaf in leaves), kind)
+
+
+def _kind(item: Any) -> type:
+    return item.kind if isinstance(item, Term) else type(item)
 
 
 def is_term(item: Any) -> bool:
@@ -179,27 +214,6 @@ class CountedPlace:
     default: Any = ABSENT  # what is read where nothing lies
 
 
-@dataclass(frozen=True)
-class Sum:
-    """A place of which the program reads the number, computes with it and writes it again."""
-
-    table: Callable[[], Any]
-    name: Any
-    default: Any = ABSENT
-
-    @property
-    def now(self) -> Any:
-        """The number there."""
-        return entry(self.table(), self.name, self.default)
-
-    def holds(self) -> bool:
-        """Whether there is one."""
-        try:
-            return type(self.now) in (int, float)
-        except (LookupError, ValueError, TypeError):  # nothing leads there any more
-            return False
-
-
 def results_in(item: Any) -> list[Any]:
     """The results of the graph that a leaf is made of."""
     if isinstance(item, NumberExpression):
@@ -220,9 +234,13 @@ def recipe(item: Any) -> Recipe:
 
 def _operation(function: Callable[..., Any], turned: bool = False, divides: bool = False) -> Callable[..., Any]:
     def operation(self: Term, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented  # its own operator takes over
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
             return text_of(function, one, two) if function is operator.add else function(_asked(one), _asked(two))
+        if function is operator.add and {_kind(one), _kind(two)} == {tuple}:
+            return _put_together(function, (one, two), tuple)
         if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
             return NumberExpression(function, (one, two))
         return function(*(_asked(each) for each in (one, two)))
@@ -253,7 +271,7 @@ def _earlier(item: Any) -> EarlierNumbers | None:
 
 def in_program(op: str, *operands: Any) -> Any:
     """What may fail is computed by the program itself: where it does, no step has written parameters by then."""
-    return emitters[-1](op, tuple(map(_operand, operands)))
+    return emitters[-1].emit(op, tuple(map(_operand, operands)))
 
 
 def _power(*both: Any) -> Any:
@@ -268,7 +286,7 @@ def _power(*both: Any) -> Any:
 
 def _operand(item: Any) -> Any:
     if not isinstance(item, NumberExpression):
-        return item if not isinstance(item, EarlierNumber) else _asked(item)
+        return item if not isinstance(item, EarlierNumber) else emitters[-1].input(item)
     name = _SPELLED.get(item.function) or _asked(item)
     return in_program(name, *item.args) if isinstance(name, str) else name
 
@@ -282,12 +300,23 @@ def _asked(item: Any) -> Any:
     return item.known()
 
 
+def _truth(self: Term) -> bool:
+    answer = emitters[-1].answer(self) if self.known is None and emitters else None
+    return bool(_asked(self)) if answer is None else answer
+
+
+def _quotient(self: Any, other: Any) -> Any:
+    return self // other, self % other
+
+
 def _rounded(self: Term, digits: Any = None) -> Any:
     return NumberExpression(round, (self, digits)) if type(digits) is int else whole(round, self) if digits is None else self.refuse()
 
 
 def whole(function: Callable[[Any], int], item: Any) -> Any:
     """A whole number of one with a fraction. For nan and infinities there is none: then the program itself fails, as with `math.floor`."""
+    if item.kind is bool:
+        return NumberExpression(function, (item,), int)
     if item.kind is int or item.known is not None:
         return item if item.kind is int else function(_asked(item))
 
@@ -306,6 +335,8 @@ def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def comparison(self: Term, other: Any) -> Any:
         if self.compare is not None and type(other) is int and -(2**63) <= other < 2**63:
             return self.compare(name, other)
+        if self.known is None and (type(other) in (int, float) or is_term(other)):
+            return NumberExpression(function, (self, other), bool)
         return function(_asked(self), _asked(other))
 
     return comparison
@@ -317,6 +348,8 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
+Term.__divmod__ = _quotient  # type: ignore[attr-defined]
+Term.__bool__ = _truth  # type: ignore[attr-defined]
 Term.__round__ = _rounded  # type: ignore[attr-defined]
 for _name, _of_one in _ALONE.items():
     setattr(Term, f"__{_name}__", lambda self, function=_of_one: NumberExpression(function, (self,)))

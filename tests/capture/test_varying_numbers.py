@@ -1,0 +1,160 @@
+"""Numbers that differ from call to call, in attributes, variables and objects that modules hold: inputs of the step after a while."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import lowtide
+from tests.leaving import Meter, Net, plainly, square
+from tests.training import differences
+
+
+class Schedule:
+    """As losses and forwards ask for a weight."""
+
+    def __init__(self) -> None:
+        self.calls, self.end = 0, 10
+
+    def weight(self) -> float:
+        return 0.5 + 0.5 * min(self.calls / self.end, 1.0)
+
+
+class Scheduled(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule, self.scale = Schedule(), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.schedule.weight()
+
+
+Case = tuple[nn.Module, Callable[..., Any], Callable[[int], object], Any]
+
+
+def in_an_object() -> Case:
+    schedule = Schedule()
+    return Net(), lambda model, x: square(model, x) * schedule.weight(), lambda at: setattr(schedule, "calls", at), schedule
+
+
+def in_an_object_of_a_module() -> Case:
+    model = Scheduled()
+    return model, square, lambda at: setattr(model.schedule, "calls", at), model.schedule
+
+
+def in_a_module() -> Case:
+    model = Scheduled()
+    return model, lambda model, x: square(model, x) / (1 + model.scale), lambda at: setattr(model, "scale", 0.1 * at), None
+
+
+def in_a_variable() -> Case:
+    weight = 1.0
+
+    def between(at: int) -> None:
+        nonlocal weight
+        weight *= 0.5
+
+    return Net(), lambda model, x: square(model, x) * weight, between, None
+
+
+def counted_in_an_object_of_a_module() -> Case:
+    model = Scheduled()
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        model.schedule.calls += 1
+        return square(model, x) / model.schedule.calls
+
+    return model, loss, lambda at: None, model.schedule
+
+
+def counted_in_a_module() -> Case:
+    model = Scheduled()
+    model.calls, model.log = 0, [0]
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        model.calls += 1
+        model.log[0] += 1
+        return square(model, x) * model.calls / model.log[0]
+
+    return model, loss, lambda at: None, model
+
+
+def metered_in_a_module() -> Case:
+    model = Net()
+    model.meters = {"loss": Meter()}
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        value = square(model, x)
+        model.meters["loss"].update(value.item(), len(x))
+        return value
+
+    return model, loss, lambda at: None, model.meters
+
+
+def trail(make: Callable[[], Case], *, eagerly: bool) -> list[Any]:
+    torch.manual_seed(0)
+    model, loss, between, place = make()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.rand(5, 3) for _ in range(7)]
+    step = None if eagerly else lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer)
+    left: list[Any] = []
+    for at, x in enumerate(batches):
+        between(at)
+        if step is None:
+            optimizer.zero_grad()
+            value = loss(model, x)
+            value.backward()
+            optimizer.step()
+        else:
+            value = step(x)
+        left.append([plainly(value), plainly(place if isinstance(place, dict) else getattr(place, "calls", None))])
+    return [*left, model.state_dict()]
+
+
+CASES = [
+    in_an_object,
+    in_an_object_of_a_module,
+    in_a_module,
+    in_a_variable,
+    counted_in_an_object_of_a_module,
+    counted_in_a_module,
+    metered_in_a_module,
+]
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_a_number_of_each_call_is_computed_with_by_one_program(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that calls are captured anew, again and again
+        found = differences(trail(make, eagerly=True), trail(make, eagerly=False))
+    assert not found, "\n".join(found)
+
+
+def decided() -> Case:
+    schedule = Schedule()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return square(model, x) * (2 if schedule.calls % 2 else 1)
+
+    return Net(), loss, lambda at: setattr(schedule, "calls", at), schedule
+
+
+def of_another_kind() -> Case:
+    schedule = Schedule()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return square(model, x) if schedule.end is None else square(model, x) * schedule.end
+
+    return Net(), loss, lambda at: setattr(schedule, "end", [1, 2, 3.5, 4, None, 6, 7.5][at]), schedule
+
+
+@pytest.mark.filterwarnings("ignore:lowtide has captured the step anew")
+@pytest.mark.parametrize("make", [decided, of_another_kind])
+def test_what_is_decided_by_a_number_is_as_in_eager(make):
+    found = differences(trail(make, eagerly=True), trail(make, eagerly=False))
+    assert not found, "\n".join(found)
