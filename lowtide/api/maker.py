@@ -20,7 +20,7 @@ from lowtide.cost.laboratory import Laboratory
 from lowtide.cpu.comparison import measured_ns
 from lowtide.cpu.networks import networks_of
 from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
-from lowtide.errors import BudgetError, CaptureError, FormatError
+from lowtide.errors import CaptureError
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import is_view
@@ -29,7 +29,7 @@ from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
-from lowtide.planning.replan import as_saved
+from lowtide.planning.replan import SavedStep, as_saved
 from lowtide.planning.request import Budget, Limit, Memory, Request
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.regions.compilation import times_ns
@@ -122,7 +122,7 @@ class StepMaker:
     capturing: Captures
     machine: Machine
     settings: PlanningSettings
-    saved: Plan | None
+    saved: SavedStep | None
     stages: Stages
 
     @collected_seldom()
@@ -136,8 +136,8 @@ class StepMaker:
         with self.machine.laboratory(self.capturing.trains) as laboratory:
             captured, premises = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
             compare_programs(self.peers, captured)
-            if as_saved:
-                self._check_saved(captured)
+            if as_saved and self.saved is not None and not any(map(self._saved_for, captured)):
+                raise self.saved.refusal(self.machine.provenance(captured[-1]))  # before anything is measured
             programs = self.peers.together(lambda: self._programs(captured, laboratory))
         return self._planned(Family(programs, premises, _planner(programs)))
 
@@ -255,44 +255,20 @@ class StepMaker:
     @property
     def _is_limited(self) -> bool:
         """Whether there is something to keep to, so that times matter."""
-        return self.settings.limit.is_limit or (self.saved is not None and self.saved.cost_report is not None)
+        return self.settings.limit.is_limit or (self.saved is not None and self.saved.is_limited)
 
     def _saved_for(self, captured: CapturedStep) -> Plan | None:
         """What was saved for this program, an optimizer's first step or a later one."""
-        if self.saved is None:
-            return None
-        program = Candidate(captured.graph, ()).program(self.machine.provenance(captured).torch, self.machine.granule_bytes(captured))
-        return next((plan for plan in (self.saved, *self.saved.first_steps) if plan.program == program != ""), None)
-
-    def _check_saved(self, captured: Sequence[CapturedStep]) -> None:
-        """Raises FormatError, before anything is measured, where the saved plan is of none of these programs."""
-        if any(self._saved_for(each) is not None for each in captured):
-            return
-        assert self.saved is not None
-        there, here = self.saved.provenance, self.machine.provenance(captured[-1])
-        raise FormatError(
-            "the saved plan is of another program: other model, batch, optimizer settings or versions "
-            f"(made with torch {there.torch} for {there.device}; here are torch {here.torch} and {here.device}); "
-            "leave `plan` out to make a new one"
-        )
+        torch, granule_bytes = self.machine.provenance(captured).torch, self.machine.granule_bytes(captured)
+        return None if self.saved is None else self.saved.plan_of(captured.graph, torch, granule_bytes)
 
     def _plans(self, family: Family) -> list[Plan]:
         """A plan for each program: the saved one where that is of it."""
         # A share is of the peak of the program that most steps run, the last; an optimizer's first step keeps to the same bytes.
         last = family.programs[-1]
-        budget = self.settings.limit.budget(last.eager_peak_bytes) if self.saved is None else _budget_of(self.saved)
-        plans = self._as_near(family.planner, last.captured, budget)
-        new_plans = iter(plans)
+        budget = self.settings.limit.budget(last.eager_peak_bytes) if self.saved is None else self.saved.budget
+        new_plans = iter(self._asked(family.planner, last.captured, budget))
         return [next(new_plans) if program.saved is None else program.saved for program in family.programs]
-
-    def _as_near(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
-        """Plans within the budget. What a saved plan keeps to was not asked for now: then as near to it as can be."""
-        try:
-            return self._asked(planner, captured, budget)
-        except BudgetError as error:
-            if self.saved is None:
-                raise
-            return self._as_near(planner, captured, Budget(error.smallest_peak_bytes))
 
     def _asked(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         if not planner.programs:
@@ -301,23 +277,24 @@ class StepMaker:
             warm_up_planning(self.settings.solver, limited=budget.is_limit)
         request = self.request(captured, budget)
         with self.stages.stage("order", f"ordering {len(captured.graph.nodes)} operators") as say:
-            return planner.plans(replace(request, watcher=say if self.stages.progress else None))
+            request = replace(request, watcher=say if self.stages.progress else None)
+            return planner.plans(request) if self.saved is None else planner.plans_near(request)
 
     def request(self, captured: CapturedStep, budget: Budget) -> Request:
         request = Request(
-            self.machine.provenance(captured), budget, granule_bytes=self.machine.granule_bytes(captured), solver=self.settings.solver,
-            sweeps=self.settings.sweeps, swap_state=self.settings.swap_state, exact=self.settings.exact,
-        )  # fmt: skip
+            self.machine.provenance(captured),
+            budget,
+            granule_bytes=self.machine.granule_bytes(captured),
+            solver=self.settings.solver,
+            sweeps=self.settings.sweeps,
+            swap_state=self.settings.swap_state,
+            exact=self.settings.exact,
+        )
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
 
 
 def _variant(captured: CapturedStep, plan: Plan, premises: Premises, trains: bool) -> Variant:
     return Variant.of(captured, plan, premises, trains, lambda: plan)
-
-
-def _budget_of(saved: Plan) -> Budget:
-    """What the programs beside that of a saved plan keep to: its peak, where it was made under a limit."""
-    return Budget() if saved.cost_report is None else Budget(saved.peak_bytes)
 
 
 def _planner(programs: Sequence[CapturedProgram]) -> Planner:

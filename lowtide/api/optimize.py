@@ -35,6 +35,7 @@ from lowtide.capture.program import TrainingProgram
 from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
+from lowtide.planning.replan import SavedStep
 from lowtide.planning.request import Limit, Memory
 from lowtide.ranges.save import WrittenRange, is_range, read_range
 from lowtide.runtime.batch import BatchSpec
@@ -173,7 +174,7 @@ def optimize(
     capturing = Captures(model, program, target, stages, varying, group_setup.peers)
     links_bytes_per_s = 0.0 if obstacle else group_setup.links_bytes_per_s(target)
     here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
-    of_shapes = StepMaker(capturing, here, settings, saved, stages)
+    of_shapes = StepMaker(capturing, here, settings, None if saved is None else SavedStep(saved), stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
     maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
     with group_setup.sharded_during_capture(runs=not obstacle):

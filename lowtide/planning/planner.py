@@ -107,6 +107,13 @@ class Planner:
             raise max(refused, key=lambda error: error.smallest_peak_bytes)
         return [*plans[:-1], replace(plans[-1], first_steps=tuple(plans[:-1]))]
 
+    def plans_near(self, request: Request) -> list[Plan]:
+        """The same within a limit that others keep to and nobody asked for here: where nothing fits, as near to it as can be."""
+        try:
+            return self.plans(request)
+        except BudgetError as error:
+            return self.plans_near(replace(request, budget=Budget(error.smallest_peak_bytes)))
+
     def peak_by_order_bytes(self, request: Request) -> int:
         """What the last program takes in the best order found for any of its graphs that cost no time; no plan is made of it."""
         candidates = self._candidates(len(self.programs) - 1, replace(request, budget=Budget()))

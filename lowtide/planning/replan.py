@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from lowtide.errors import CheckError, FormatError
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import loads_parts
 from lowtide.ir.text.graph_text import to_text
+from lowtide.plan.contents import Provenance
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.planner import checked
+from lowtide.planning.request import Budget
 from lowtide.remat.write_out import rematerialise
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
 from lowtide.rewrite.rewritings import rewritten_as
@@ -26,6 +29,39 @@ from lowtide.split.rewrite import Loops
 from lowtide.split.sets import FissionTree, SplitRegion
 
 _WHOLE = "_whole_v1"  # what a body calls its place in a result
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """The plan of a step as it was saved, with those of an optimizer's first steps: of which programs they are, and what others keep to."""
+
+    plan: Plan
+
+    @property
+    def is_limited(self) -> bool:
+        return self.plan.cost_report is not None
+
+    @property
+    def budget(self) -> Budget:
+        """What the programs beside that of the plan keep to: its peak, where it was made under a limit."""
+        return Budget(self.plan.peak_bytes) if self.is_limited else Budget()
+
+    def plan_of(self, graph: Graph, torch: str, granule_bytes: int) -> Plan | None:
+        """What was saved for a captured program."""
+        program = Candidate(graph, ()).program(torch, granule_bytes)
+        return next((plan for plan in (self.plan, *self.plan.first_steps) if plan.program == program != ""), None)
+
+    def refusal(self, here: Provenance) -> FormatError:
+        """Why it is of no use for programs that nothing was saved for."""
+        return of_another_program(self.plan.provenance.torch, self.plan.provenance.device, here)
+
+
+def of_another_program(torch: str, device: str, here: Provenance) -> FormatError:
+    """That what was saved with these is of another program than the one that is here."""
+    return FormatError(
+        "the saved plan is of another program: other model, batch, optimizer settings or versions "
+        f"(made with torch {torch} for {device}; here are torch {here.torch} and {here.device}); leave `plan` out to make a new one"
+    )
 
 
 def split_as(graph: Graph, saved: Graph) -> Graph | None:

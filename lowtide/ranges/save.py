@@ -28,6 +28,7 @@ from lowtide.ir.check.graph_check import check_order
 from lowtide.ir.graph import Graph, HeldStorages
 from lowtide.plan.plan import program_hash
 from lowtide.planning.candidate import Candidate, equal_graphs
+from lowtide.planning.replan import of_another_program
 from lowtide.planning.request import Request
 from lowtide.planning.search_cache import checksum
 from lowtide.ranges.candidate import Ranged, same_everywhere
@@ -243,10 +244,7 @@ def refuse_other(saved: WrittenRange, graphs: Sequence[Graph], request: Request)
         raise FormatError(
             f"the saved plans are of another range: for {there}; here it is {here}: say the range that they are for, or leave `plan` out"
         )
-    raise FormatError(
-        f"the saved plans are of another program: other model, batch, optimizer settings or versions (made with torch {saved.torch} for "
-        f"{saved.device}; here are torch {request.provenance.torch} and {request.provenance.device}); leave `plan` out to make new ones"
-    )
+    raise of_another_program(saved.torch, saved.device, request.provenance)
 
 
 def planner_of(part: WrittenPart, programs: Sequence[tuple[Graph, HeldStorages]], request: Request, *, limited: bool) -> RangePlanner:
