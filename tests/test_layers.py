@@ -35,19 +35,19 @@ APART = {"lowtide.cost.worker": "a process of its own, started by its name in lo
 # What only some may import: folders and files of the package.
 PLACES = {
     "torch": {
-        "kernels", "capture", "cost/laboratory.py", "cost/launches.py", "cost/operators.py", "cost/profiler.py", "cost/timings.py",
-        "cost/trial.py", "cost/trials.py", "cost/worker.py", "runtime", "cpu/comparison.py", "cpu/constants.py", "cpu/executable.py",
-        "cpu/region.py", "cpu/trial.py", "cuda", "regions", "lower", "api", "integrations",
+        "kernels", "capture", "cost/laboratory.py", "cost/operators.py", "cost/profiler.py", "cost/timings.py", "cost/trial.py",
+        "cost/trials.py", "cost/worker.py", "runtime", "cpu/comparison.py", "cpu/constants.py", "cpu/executable.py", "cpu/trial.py", "cuda",
+        "regions", "lower", "api", "integrations",
     },
     "ortools": set(),  # research asks for it
-    "matplotlib": {"placement/picture.py", "report/picture.py"},
+    "matplotlib": {"placement/picture.py", "report/exports.py"},
     "numba": {"base/kernels.py"},
     "transformers": {"integrations/transformers.py"},
     "accelerate": {"integrations"},
     "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {
-    "capture", "cost/trials.py", "cost/launches.py", "cost/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
+    "capture", "cost/trials.py", "cost/trial.py", "cost/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
 }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ from bench.results import Cell, Results, with_kept
 from lowtide.cpu import networks as made
 from lowtide.cpu.choice import Joins, chosen
 from lowtide.cpu.comparison import made_up
+from lowtide.cpu.executable import target
 from lowtide.cpu.network import StagedBody
-from lowtide.cpu.region import target
 from lowtide.ir.bodies import Region, is_region
 
 COLUMNS = ("case", "threads", "windows", "differ", "none_us", "model_us", "measured_us", "measured_to_model")

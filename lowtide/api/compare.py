@@ -104,6 +104,11 @@ def compare(eager: Workload, optimized: Workload, step: Step, repeats: int = 5) 
         own = step.measure(*args, **kwargs)
     times = interleaved_us({"eager": plain, "lowtide": lambda: step(*args, **kwargs)}, repeats, 1, device)
     return Comparison(
-        own.resident_bytes, own.resident_bytes + memory.above_bytes, own.peak_bytes, step.plan.peak_bytes,
-        times["eager"].median_us, times["lowtide"].median_us, times["lowtide"].ratio_to(times["eager"]),
-    )  # fmt: skip
+        own.resident_bytes,
+        own.resident_bytes + memory.above_bytes,
+        own.peak_bytes,
+        step.plan.peak_bytes,
+        times["eager"].median_us,
+        times["lowtide"].median_us,
+        times["lowtide"].ratio_to(times["eager"]),
+    )

@@ -16,9 +16,12 @@ from lowtide.schedule.base import limited
 
 
 def order(
-    problem: OrderProblem | str | os.PathLike[str], solver: Solver | None = None, *, max_states: int | None = None,
+    problem: OrderProblem | str | os.PathLike[str],
+    solver: Solver | None = None,
+    *,
+    max_states: int | None = None,
     max_seconds: float | None = None,
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """An order of `problem` of least peak memory, with a proven lower bound: what `lowtide order` prints.
 
     problem: what to order, or the path of a JSON file that holds it, in either form of `lowtide.problems.order_json`.
@@ -36,9 +39,13 @@ def order(
 
 
 def place(
-    problem: PlaceProblem | str | os.PathLike[str], solver: Placer | None = None, *, capacity_bytes: int | None = None,
-    max_nodes: int | None = None, max_seconds: float | None = None,
-) -> Placement:  # fmt: skip
+    problem: PlaceProblem | str | os.PathLike[str],
+    solver: Placer | None = None,
+    *,
+    capacity_bytes: int | None = None,
+    max_nodes: int | None = None,
+    max_seconds: float | None = None,
+) -> Placement:
     """Offsets for the buffers of `problem` in the smallest arena, with a proven lower bound: what `lowtide place` prints.
 
     problem: what to place, or the path of a CSV file that holds it, as in `lowtide.problems.placement_csv`.

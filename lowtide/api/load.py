@@ -16,9 +16,8 @@ from lowtide.api.archive import Result, result_of
 from lowtide.api.frozen import Frozen
 from lowtide.api.saved_check import check
 from lowtide.base import fields
-from lowtide.cpu.executable import LoadedNetwork
+from lowtide.cpu.executable import LoadedNetwork, loaded_region, placing_as
 from lowtide.cpu.network import Placing
-from lowtide.cpu.region import loaded_region, placing_as
 from lowtide.errors import CheckError, FormatError, StepError
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Slot, Value

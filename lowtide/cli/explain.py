@@ -49,10 +49,16 @@ def explain_command(
             work = builder(spec, batch_size, fake)()
             with users_code(spec):
                 explanation = explain(
-                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory,
-                    training=Training(accumulate=accumulate), shapes=Shapes(dynamic=dynamic_of(dynamic)),
-                    planning=Planning(effort=effort, simulate=device), run=Run(swap=swap, swap_state=swap_state),
-                )  # fmt: skip
+                    work.model,
+                    work.batch,
+                    loss=work.loss,
+                    optimizer=work.optimizer,
+                    memory=memory,
+                    training=Training(accumulate=accumulate),
+                    shapes=Shapes(dynamic=dynamic_of(dynamic)),
+                    planning=Planning(effort=effort, simulate=device),
+                    run=Run(swap=swap, swap_state=swap_state),
+                )
         if json_out is not None:
             write_json(json_out, explanation.figures())
     except (LowtideError, OSError, TypeError, ValueError) as error:

@@ -68,9 +68,17 @@ def optimize_command(
             workload = build()
             with users_code(spec):
                 step = optimize(
-                    workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer, memory=memory, latency=latency,
-                    exact=exact, shapes=shapes, planning=planning, run=run,
-                )  # fmt: skip
+                    workload.model,
+                    workload.batch,
+                    loss=workload.loss,
+                    optimizer=workload.optimizer,
+                    memory=memory,
+                    latency=latency,
+                    exact=exact,
+                    shapes=shapes,
+                    planning=planning,
+                    run=run,
+                )
             with users_code(spec):
                 compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:

@@ -27,8 +27,7 @@ from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import Device, half_flops_of
 from lowtide.cost.laboratory import Call, Laboratory, Unmeasured, device_of
-from lowtide.cost.launches import clocks_ns
-from lowtide.cost.trial import aside, cache_bytes, circumstances, on_gpu, once_ns
+from lowtide.cost.trial import aside, cache_bytes, circumstances, clocks_ns, on_gpu, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Storage

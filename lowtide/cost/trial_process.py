@@ -119,9 +119,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 def _flags() -> list[str]:
     """What keeps this Python from its surroundings keeps the other from them, too."""
-    flags = {
-        "-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-B": sys.dont_write_bytecode
-    }  # fmt: skip
+    flags = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-B": sys.dont_write_bytecode}
     return [flag for flag, is_set in flags.items() if is_set]
 
 

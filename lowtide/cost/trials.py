@@ -19,7 +19,6 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton
 
-from lowtide.cost import launches as launched
 from lowtide.cost import trial, trial_process
 from lowtide.cost.operators import dtype_name, operator
 from lowtide.cost.trial_process import TrialProcess, WorkerExitedError, WorkerTimeoutError
@@ -107,7 +106,7 @@ class Trials:
     def launches(self, recipes: list[dict[str, Any]], device: str) -> dict[str, Any]:
         """{"ns": [(device's, host's), ...]} by recipe, on a device beside the host; {"failure": ...} as for `level`."""
         if self.is_inside(device):
-            return trial.answer(lambda: launched.take_launches(recipes, device, self._gradients))
+            return trial.answer(lambda: trial.take_launches(recipes, device, self._gradients))
         return self._asked({"wanted": "launches", "recipes": recipes}, device)
 
     def close(self) -> None:

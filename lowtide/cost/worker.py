@@ -66,7 +66,7 @@ def _apply(settings: dict[str, Any], gradients: bool, device: str) -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from lowtide.cost.trial import answer, on_gpu, take_level, take_times
+    from lowtide.cost.trial import answer, on_gpu, take_launches, take_level, take_times
 
     device, recipes, gradients = request["device"], request["recipes"], request["gradients"]
 
@@ -76,8 +76,6 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if request["wanted"] == "level":
             return take_level(recipes[0], device, gradients)
         if request["wanted"] == "launches":
-            from lowtide.cost.launches import take_launches
-
             return take_launches(recipes, device, gradients)
         return take_times(recipes, device, gradients, request["warm_up"])
 

@@ -38,9 +38,13 @@ class Workspaces:
 
 
 def measure_workspaces(
-    nodes: Sequence[Node], *, among: Sequence[Node] | None = None, limit_bytes: int | None = None, remember: bool = True,
+    nodes: Sequence[Node],
+    *,
+    among: Sequence[Node] | None = None,
+    limit_bytes: int | None = None,
+    remember: bool = True,
     laboratory: Laboratory | None = None,
-) -> Workspaces:  # fmt: skip
+) -> Workspaces:
     """The workspace of each node, on the device of what it makes; `among` are all of their graph's, where these are some of them.
 
     A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails

@@ -262,10 +262,6 @@ def _unbind(node: Node, layout: Layout) -> Seen:
     return [layout.without(dim, at) for at in range(layout.shape[dim])]
 
 
-def _squeeze(node: Node, layout: Layout) -> Seen:
-    return _view(node, layout)
-
-
 def _strided(node: Node, layout: Layout) -> Seen:
     """Only of what already lies so."""
     return [layout]
@@ -273,6 +269,6 @@ def _strided(node: Node, layout: Layout) -> Seen:
 
 VIEWS: dict[str, Callable[[Node, Layout], Seen]] = {
     "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "permute": _permute, "transpose": _transpose, "t": _t,
-    "alias": _same, "detach": _same, "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "slice": _slice, "select": _select,
+    "alias": _same, "detach": _same, "unsqueeze": _unsqueeze, "squeeze": _view, "expand": _expand, "slice": _slice, "select": _select,
     "split": _parts, "unsafe_split": _parts, "split_with_sizes": _parts, "unbind": _unbind, "as_strided": _strided,
 }  # fmt: skip

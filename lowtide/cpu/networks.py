@@ -7,11 +7,10 @@ from functools import lru_cache, partial
 
 from lowtide.base.messages import warn
 from lowtide.cpu.comparison import is_faster
-from lowtide.cpu.executable import NetworkCalls
+from lowtide.cpu.executable import NetworkCalls, ready, target
 from lowtide.cpu.library import network, team
 from lowtide.cpu.network import Network, StagedBody, network_of
 from lowtide.cpu.recipes import Target
-from lowtide.cpu.region import ready, target
 from lowtide.cpu.regions import BodyDescription, with_regions
 from lowtide.cpu.trial import tuned
 from lowtide.ir.bodies import Region, is_by_inductor, is_region

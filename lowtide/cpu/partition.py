@@ -139,7 +139,7 @@ def merge(before: Any, after: Any, weights: Any, complex_counts: Any, groups: An
     count, only_epilogues = len(weights), joins.any()
     cluster, weight, inside = np.arange(count), weights.copy(), complex_counts.copy()
     following, leading = _lists(before, count), _lists(after, count)
-    stage, queue, queued = np.zeros(count, np.int64), np.empty(count, np.int64), np.zeros(count, np.bool_)
+    stage, waiting = np.zeros(count, np.int64), (np.empty(count, np.int64), np.zeros(count, np.bool_))  # a queue, and what is in it
     for node in range(count):  # what comes before has a smaller number
         stage[node] = _longest(node, cluster, before, leading, stage)
     for node in np.argsort(-weights, kind="mergesort"):
@@ -166,7 +166,7 @@ def merge(before: Any, after: Any, weights: Any, complex_counts: Any, groups: An
             inside[node] += inside[best]
             _join(node, best, following)
             _join(node, best, leading)
-            _restage(node, cluster, before, after, following, leading, stage, queue, queued)
+            _restage(node, cluster, before, after, following, leading, stage, waiting)
     for node in range(count):
         cluster[node] = _find(cluster, node)
     return cluster
@@ -232,10 +232,10 @@ def _pruned(node: Any, cluster: Any, ends: Any, lists: Any) -> Any:
 
 
 @kernel(inner=True)
-def _restage(node: Any, cluster: Any, before: Any, after: Any, following: Any, leading: Any, stage: Any, queue: Any, queued: Any) -> None:
+def _restage(node: Any, cluster: Any, before: Any, after: Any, following: Any, leading: Any, stage: Any, waiting: Any) -> None:
     stage[node] = _longest(node, cluster, before, leading, stage)
-    _raise(node, cluster, before, after, following, stage, queue, queued)
-    _lower(node, cluster, before, after, following, leading, stage, queue, queued)
+    for lower in (False, True):
+        _move(node, lower, cluster, before, after, following, leading, stage, waiting)
 
 
 @kernel(inner=True)
@@ -249,9 +249,9 @@ def _longest(node: Any, cluster: Any, before: Any, leading: Any, stage: Any) -> 
 
 
 @kernel(inner=True)
-def _raise(root: Any, cluster: Any, before: Any, after: Any, following: Any, stage: Any, queue: Any, queued: Any) -> None:
-    """Raise what comes after a cluster until each stage is beyond those before it."""
-    head, length = 0, 1
+def _move(root: Any, lower: Any, cluster: Any, before: Any, after: Any, following: Any, leading: Any, stage: Any, waiting: Any) -> None:
+    """Raise what comes after a cluster until each stage is beyond those before it; or lower it to the longest path. Only what changes."""
+    (queue, queued), head, length = waiting, 0, 1
     queue[0] = root
     while length:
         node = queue[head]
@@ -260,28 +260,9 @@ def _raise(root: Any, cluster: Any, before: Any, after: Any, following: Any, sta
         edge = _pruned(node, cluster, after, following)
         while edge != _NONE:
             other = _find(cluster, after[edge])
-            if stage[other] <= stage[node]:
-                stage[other] = stage[node] + 1
-                if not queued[other]:
-                    queue[(head + length) % len(queue)], queued[other], length = other, True, length + 1
-            edge = following[2][edge]
-
-
-@kernel(inner=True)
-def _lower(root: Any, cluster: Any, before: Any, after: Any, following: Any, leading: Any, stage: Any, queue: Any, queued: Any) -> None:
-    """Lower what comes after a cluster to the longest path, as far as that changes anything."""
-    head, length = 0, 1
-    queue[0] = root
-    while length:
-        node = queue[head]
-        head, length = (head + 1) % len(queue), length - 1
-        queued[node] = False
-        edge = _pruned(node, cluster, after, following)
-        while edge != _NONE:
-            other = _find(cluster, after[edge])
-            longest = _longest(other, cluster, before, leading, stage)
-            if longest < stage[other]:
-                stage[other] = longest
+            new = _longest(other, cluster, before, leading, stage) if lower else max(stage[other], stage[node] + 1)
+            if new != stage[other]:
+                stage[other] = new
                 if not queued[other]:
                     queue[(head + length) % len(queue)], queued[other], length = other, True, length + 1
             edge = following[2][edge]

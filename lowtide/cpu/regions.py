@@ -119,9 +119,13 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
     new = {value: _own(value, names) for value in results}
     sizes = (("arena_bytes", size.arena_bytes), ("packed_bytes", size.packed_bytes))
     region = Node(
-        REGION, tuple(given), tuple(new[value] for value in results),
-        (("fixed", places), *sizes, ("joined", size.joined)), body=body, source=group[-1].source,
-    )  # fmt: skip
+        REGION,
+        tuple(given),
+        tuple(new[value] for value in results),
+        (("fixed", places), *sizes, ("joined", size.joined)),
+        body=body,
+        source=group[-1].source,
+    )
     nodes = _placed([node for node in graph.nodes if node not in inside], inside, region, new)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(new.get(value, value) for value in graph.outputs))
 

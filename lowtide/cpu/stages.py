@@ -55,8 +55,20 @@ class Geometry:
     dilation: tuple[int, int]
 
 
+class _OneInput:
+    """A stage of one input, beside what its epilogue reads."""
+
+    __slots__ = ()
+    a: Layout
+    epilogue: Epilogue
+
+    @property
+    def reads(self) -> tuple[Layout, ...]:
+        return self.a, *self.epilogue.reads
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class Product:
+class Product(_OneInput):
     """out[rows, n] = a[rows, k] by a packed weight."""
 
     a: Layout
@@ -69,13 +81,9 @@ class Product:
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
-    @property
-    def reads(self) -> tuple[Layout, ...]:
-        return self.a, *self.epilogue.reads
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Convolution:
+class Convolution(_OneInput):
     """A convolution of a whole image that has its padding around it."""
 
     a: Layout  # [N, C, H, W], padded
@@ -86,13 +94,9 @@ class Convolution:
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
-    @property
-    def reads(self) -> tuple[Layout, ...]:
-        return self.a, *self.epilogue.reads
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Winograd:
+class Winograd(_OneInput):
     """A convolution of 3 x 3 on tiles of the image, each transformed so that a point of it takes one product."""
 
     a: Layout  # [N, C, H, W]
@@ -105,13 +109,9 @@ class Winograd:
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
-    @property
-    def reads(self) -> tuple[Layout, ...]:
-        return self.a, *self.epilogue.reads
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Pad:
+class Pad(_OneInput):
     """Zeros put around an image."""
 
     a: Layout
@@ -120,13 +120,9 @@ class Pad:
     nodes: tuple[Node, ...] = ()
     epilogue: Epilogue = field(default=Epilogue())
 
-    @property
-    def reads(self) -> tuple[Layout, ...]:
-        return (self.a,)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Windows:
+class Windows(_OneInput):
     """A depthwise convolution, or pooling: channel by channel over a window."""
 
     kind: str  # the C++ name of what is done in a window
@@ -138,13 +134,9 @@ class Windows:
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
-    @property
-    def reads(self) -> tuple[Layout, ...]:
-        return self.a, *self.epilogue.reads
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RowReduction:
+class RowReduction(_OneInput):
     """A reduction: the mean of all rows of each image, or each row normed by itself, or its softmax."""
 
     kind: str  # "mean", "norm", "softmax", or "safe" for a softmax that is 0 where all is masked
@@ -157,10 +149,6 @@ class RowReduction:
     epilogue: Epilogue
     eps: float = 0.0
     nodes: tuple[Node, ...] = ()
-
-    @property
-    def reads(self) -> tuple[Layout, ...]:
-        return self.a, *self.epilogue.reads
 
 
 @dataclass(frozen=True, eq=False, slots=True)

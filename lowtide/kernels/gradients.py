@@ -81,27 +81,26 @@ _SCHEMA = (
 )
 
 
-def cross_entropy_backward(
-    grad: torch.Tensor, log_probabilities: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None, reduction: int,
-    ignore_index: int, total_weight: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+def cross_entropy_backward(grad: torch.Tensor, log_probabilities: torch.Tensor, *others: Any) -> torch.Tensor:
     """[rows, classes] that of the scores: `aten::nll_loss_backward` of these arguments, through `aten::_log_softmax_backward_data`."""
-    out = torch.empty_like(log_probabilities)
-    return _fill(out, grad, log_probabilities, labels, weight, reduction, ignore_index, total_weight)
+    return _fill(torch.empty_like(log_probabilities), grad, log_probabilities, *others)
 
 
-def cross_entropy_backward_(
-    grad: torch.Tensor, log_probabilities: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None, reduction: int,
-    ignore_index: int, total_weight: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+def cross_entropy_backward_(grad: torch.Tensor, log_probabilities: torch.Tensor, *others: Any) -> torch.Tensor:
     """The same in the place of `log_probabilities`."""
-    return _fill(log_probabilities, grad, log_probabilities, labels, weight, reduction, ignore_index, total_weight)
+    return _fill(log_probabilities, grad, log_probabilities, *others)
 
 
 def _fill(
-    out: torch.Tensor, grad: torch.Tensor, given: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None, reduction: int,
-    ignore_index: int, total_weight: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    given: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:
     rows, classes = given.shape
     on_cpu = given.device.type == "cpu"
     step = max(1, -(-rows // _TURNS), _LEAST // max(1, classes))

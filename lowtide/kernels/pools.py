@@ -27,16 +27,22 @@ def pool_places(indices: torch.Tensor, extents: list[int], stride: list[int], pa
     for chunk in _chunks(indices, len(extents)):
         given, chunk_places = _planes(indices, chunk, len(extents)), _planes(places, chunk, len(extents))
         if _by_kernels(indices):
-            _behind(given.reshape(-1).numpy(), begins.reshape(-1).numpy(), chunk_places.view(-1).numpy())
+            _shift(given.reshape(-1).numpy(), -begins.reshape(-1).numpy(), chunk_places.view(-1).numpy())
         else:
             chunk_places.copy_(given - begins)
     return places
 
 
 def max_pool2d_backward(
-    grad: torch.Tensor, places: torch.Tensor, extents: list[int], kernel_size: list[int], stride: list[int], padding: list[int],
-    dilation: list[int], ceil_mode: bool,
-) -> torch.Tensor:  # fmt: skip
+    grad: torch.Tensor,
+    places: torch.Tensor,
+    extents: list[int],
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
     """The gradient of `aten::max_pool2d_with_indices`, of places in the place of indices. All lie in memory row by row."""
     begins = _begins(grad.shape[-2:], extents, stride, padding, grad.device)
     out = grad.new_empty((*grad.shape[:-2], *extents))
@@ -58,7 +64,7 @@ def _indices(places: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
     if not _by_kernels(places):
         return places.to(torch.int64).add_(begins)
     indices = torch.empty(places.shape, dtype=torch.int64)
-    _ahead(places.view(-1).numpy(), begins.reshape(-1).numpy(), indices.view(-1).numpy())
+    _shift(places.view(-1).numpy(), begins.reshape(-1).numpy(), indices.view(-1).numpy())
     return indices
 
 
@@ -87,21 +93,12 @@ def _by_kernels(x: torch.Tensor) -> bool:
 
 
 @kernel(nogil=True)
-def _behind(indices: Any, begins: Any, places: Any) -> None:
-    """What the indices of planes, one after another, are behind the beginnings of their windows."""
-    for first in range(0, len(indices), len(begins)):
-        given, places_there = indices[first : first + len(begins)], places[first : first + len(begins)]
-        for at in range(len(begins)):
-            places_there[at] = given[at] - begins[at]
-
-
-@kernel(nogil=True)
-def _ahead(places: Any, begins: Any, indices: Any) -> None:
-    """The indices of planes, one after another, from their places."""
-    for first in range(0, len(places), len(begins)):
-        given, indices_there = places[first : first + len(begins)], indices[first : first + len(begins)]
-        for at in range(len(begins)):
-            indices_there[at] = given[at] + begins[at]
+def _shift(numbers: Any, by: Any, shifted: Any) -> None:
+    """The numbers of planes, one after another, each moved on by that of its window."""
+    for first in range(0, len(numbers), len(by)):
+        given, shifted_there = numbers[first : first + len(by)], shifted[first : first + len(by)]
+        for at in range(len(by)):
+            shifted_there[at] = given[at] + by[at]
 
 
 @kernel(nogil=True)

@@ -64,9 +64,14 @@ def answers(problem: PlaceProblem, placer: Placer, capacity_bytes: int | None = 
 
 
 def placed(
-    problem: PlaceProblem, offsets: ArrayLike, placer: Placer, *, capacity_bytes: int | None = None, bound_bytes: int = 0,
+    problem: PlaceProblem,
+    offsets: ArrayLike,
+    placer: Placer,
+    *,
+    capacity_bytes: int | None = None,
+    bound_bytes: int = 0,
     stats: Mapping[str, int] | None = None,
-) -> Placement:  # fmt: skip
+) -> Placement:
     """The result of a placer that found `offsets` and proved that no arena is below `bound_bytes`.
 
     Checks the offsets, so that no placer answers for itself. Raises CheckError where they are wrong.

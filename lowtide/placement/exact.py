@@ -109,9 +109,17 @@ class CapacityQuestion:
         self.stack: PlaceStack = new_stack(self.net)
         on = self.switches
         self.rules = Rules(
-            int(on.canonical), int(on.inference), int(on.lifting), int(on.decomposition), int(on.dynamic), int(on.symmetry),
-            int(on.memory), strategy.weighted, strategy.filling, self.ranks[strategy],
-        )  # fmt: skip
+            int(on.canonical),
+            int(on.inference),
+            int(on.lifting),
+            int(on.decomposition),
+            int(on.dynamic),
+            int(on.symmetry),
+            int(on.memory),
+            strategy.weighted,
+            strategy.filling,
+            self.ranks[strategy],
+        )
 
     def _grow(self) -> None:
         if 2 * int(self.seen.count[0]) > len(self.seen.words) and len(self.seen.words) < _MOST_SLOTS:
@@ -192,9 +200,13 @@ class Exact:
         began = time.monotonic()
         first = _FIRST.place_by(began + self.max_seconds, problem, capacity_bytes)
         best = placed(
-            problem, first.offsets, self, capacity_bytes=capacity_bytes, bound_bytes=first.lower_bound_bytes,
+            problem,
+            first.offsets,
+            self,
+            capacity_bytes=capacity_bytes,
+            bound_bytes=first.lower_bound_bytes,
             stats={"nodes": 0, "questions": 0},
-        )  # fmt: skip
+        )
         yield best
         size = max(cells(problem), 1)
         if _is_open(best, capacity_bytes) and max(size, pairs(problem)) <= self.max_cells:
@@ -258,7 +270,7 @@ class _CapacityHunt:
     def _learn(self, offsets: ArrayLike, bound_bytes: int) -> None:
         self.best = placed(
             self.problem, offsets, self.solver, capacity_bytes=self.capacity_bytes, bound_bytes=bound_bytes, stats=self.stats
-        )  # fmt: skip
+        )
 
     def _next(self) -> CapacityQuestion:
         unit = self.cut.unit_bytes

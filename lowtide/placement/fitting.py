@@ -24,11 +24,20 @@ from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, Ints
 
 Order: TypeAlias = Literal[
-    "size", "area", "lifetime", "start", "conflicts",  # the largest first, or the earliest
-    "pressure", "pressure_size",  # first the blocks of sections with the most bytes alive: the longest of these, or the largest
-    "outward", "outward_size",  # first the blocks nearest to the peak, in time
-    "peak_end", "peak_start", "peak_lifetime", "peak_inner",  # the blocks at the peak, then forward and backward as time goes on
-]  # fmt: skip
+    "size",
+    "area",
+    "lifetime",
+    "start",
+    "conflicts",  # the largest first, or the earliest
+    "pressure",
+    "pressure_size",  # first the blocks of sections with the most bytes alive: the longest of these, or the largest
+    "outward",
+    "outward_size",  # first the blocks nearest to the peak, in time
+    "peak_end",
+    "peak_start",
+    "peak_lifetime",
+    "peak_inner",  # the blocks at the peak, then forward and backward as time goes on
+]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
@@ -172,17 +181,17 @@ def fitted(strip: Strip, sequence: NDArray[np.intp], fit: Fit, capacity_bytes: i
     """
     count, placed = len(sequence), 0
     offsets = np.zeros(count, np.int64)
-    low, high, starts, ends = np.empty((4, count), np.int64)  # of the blocks placed, by offset
+    by_offset = tuple(np.empty((4, count), np.int64))  # of the blocks placed: low and high ends, and their lives
     rule, horizon = FITS.index(fit), len(strip.live_bytes)
     while placed < count and (placed == 0 or time.monotonic() < deadline):
         some = sequence[: math.isqrt(placed**2 + 2 * _CHUNK_LOOKS) + 1]
-        _fit(*strip.blocks, some, placed, offsets, low, high, starts, ends, rule, capacity_bytes, strip.peak, horizon)
+        _fit(strip.blocks, some, placed, offsets, by_offset, rule, capacity_bytes, strip.peak, horizon)
         placed = len(some)
-    _stack(*strip.blocks, sequence, placed, offsets)
+    _stack(strip.blocks, sequence, placed, offsets)
     return offsets, count - placed
 
 
-@kernel
+@kernel(borrows=True)
 def mismatch(start: Any, end: Any, other_start: Any, other_end: Any, peak: Any) -> Any:
     """How little two lives are alike where it matters: in their ends after the peak, in their starts before it."""
     if start > peak:
@@ -193,16 +202,14 @@ def mismatch(start: Any, end: Any, other_start: Any, other_end: Any, peak: Any) 
 
 
 @kernel
-def _fit(
-    size: Any, start: Any, end: Any, align: Any, fixed: Any, sequence: Any, first: Any, offsets: Any, low: Any, high: Any, starts: Any,
-    ends: Any, rule: Any, capacity: Any, peak: Any, horizon: Any,
-) -> None:  # fmt: skip
+def _fit(blocks: Any, sequence: Any, first: Any, offsets: Any, by_offset: Any, rule: Any, capacity: Any, peak: Any, horizon: Any) -> None:
     """Place the blocks of `sequence` from `first` on; those before it are in the lists by offset: where they lie and when they live."""
+    low, high, starts, ends = by_offset
     for count in range(first, len(sequence)):
         block = sequence[count]
-        offset = fixed[block]
+        offset = blocks.fixed[block]
         if offset == FREE:
-            one = (size[block], start[block], end[block], align[block])
+            one = (blocks.size[block], blocks.start[block], blocks.end[block], blocks.align[block])
             if rule <= _BEST:
                 offset = _lowest(one, rule == _BEST, low, high, starts, ends, count)
             else:
@@ -211,23 +218,23 @@ def _fit(
         place = np.searchsorted(low[:count], offset)
         for at in range(count, place, -1):
             low[at], high[at], starts[at], ends[at] = low[at - 1], high[at - 1], starts[at - 1], ends[at - 1]
-        low[place], high[place], starts[place], ends[place] = offset, offset + size[block], start[block], end[block]
+        low[place], high[place], starts[place], ends[place] = offset, offset + blocks.size[block], blocks.start[block], blocks.end[block]
 
 
 @kernel
-def _stack(size: Any, start: Any, end: Any, align: Any, fixed: Any, sequence: Any, first: Any, offsets: Any) -> None:
+def _stack(blocks: Any, sequence: Any, first: Any, offsets: Any) -> None:
     """Place the blocks of `sequence` from `first` on above all others, each upon the one before."""
     top = 0
     for at in range(len(sequence)):
         block = sequence[at]
-        if fixed[block] != FREE:
-            offsets[block] = fixed[block]
+        if blocks.fixed[block] != FREE:
+            offsets[block] = blocks.fixed[block]
         elif at >= first:
-            offsets[block] = -(-top // align[block]) * align[block]
-        top = max(top, offsets[block] + size[block])
+            offsets[block] = -(-top // blocks.align[block]) * blocks.align[block]
+        top = max(top, offsets[block] + blocks.size[block])
 
 
-@kernel
+@kernel(borrows=True)
 def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any) -> Any:
     """The low end of the first gap, or of the smallest."""
     size, start, end, align = one
@@ -245,7 +252,7 @@ def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, co
     return top if lowest < 0 else lowest
 
 
-@kernel
+@kernel(borrows=True)
 def _alike(one: Any, any_gap: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any, capacity: Any, peak: Any, horizon: Any) -> Any:
     """The end of a gap whose neighbour's life is most alike: of any gap, or of the smallest; floor and ceiling live for ever."""
     size, start, end, align = one

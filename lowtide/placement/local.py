@@ -96,17 +96,17 @@ class _Rounds:
         turn, self.round = self.round // len(_STARTS), self.round + 1
         noise, grudge = _NOISES[turn % len(_NOISES)], _GRUDGES[turn // len(_NOISES) % len(_GRUDGES)]
         horizon = len(self.strip.live_bytes)
-        done, moves = _settle(*self.strip.blocks, at, ceiling_bytes, self.strip.peak, horizon, self.round, noise, grudge, _ROUND)
+        done, moves = _settle(self.strip.blocks, at, ceiling_bytes, self.strip.peak, horizon, self.round, noise, grudge, _ROUND)
         self.moves += moves + self.strip.count  # starting is a move of every block: a start that fails at once must cost something
         return at if done else None
 
 
 @kernel
 def _settle(
-    size: Any, start: Any, end: Any, align: Any, fixed: Any, offsets: Any, ceiling: Any, peak: Any, horizon: Any, seed: Any, noise: Any,
-    grudge: Any, max_moves: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    blocks: Any, offsets: Any, ceiling: Any, peak: Any, horizon: Any, seed: Any, noise: Any, grudge: Any, max_moves: Any
+) -> tuple[Any, Any]:
     """Whether all blocks were placed beneath the ceiling, at what are now the `offsets`, and after how many moves."""
+    size, start, end, _, fixed = blocks
     n = len(size)
     random = np.array([seed], np.uint64)
     matters = np.where(fixed == FREE, _LEAST + (_MOST - _LEAST) * (end - start) // horizon, _HELD)
@@ -132,9 +132,8 @@ def _settle(
         waiting[choice] = waiting[count]
         near = _meeting(by_low[:placed], start, end, block, near_low)
         _meeting(by_high[:placed], start, end, block, near_high)
-        offset, cost = _cheapest(
-            block, near_low[:near], near_high[:near], size, start, end, align, offsets, matters, ceiling, peak, horizon, random, noise
-        )
+        both = (near_low[:near], near_high[:near])
+        offset, cost = _cheapest(block, both, blocks, offsets, matters, ceiling, peak, horizon, random, noise)
         if cost >= _HELD:
             return False, move
         if cost > 0:
@@ -153,14 +152,14 @@ def _settle(
     return count == 0, max_moves
 
 
-@kernel
+@kernel(borrows=True)
 def _uniform(random: Any) -> Any:
     """The next of a sequence of numbers in [0, 1): a linear congruential generator's upper bits."""
     random[0] = random[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     return np.float64(random[0] >> np.uint64(33)) / 2147483648.0
 
 
-@kernel
+@kernel(borrows=True)
 def _before(blocks: Any, count: Any, keys: Any, key: Any) -> Any:
     """How many of the first `count` blocks, which are by rising keys, have smaller ones."""
     left, right = 0, count
@@ -173,7 +172,7 @@ def _before(blocks: Any, count: Any, keys: Any, key: Any) -> Any:
     return left
 
 
-@kernel
+@kernel(borrows=True)
 def _insert(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     place = _before(blocks, count, keys, keys[block])
     for at in range(count, place, -1):
@@ -181,7 +180,7 @@ def _insert(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     blocks[place] = block
 
 
-@kernel
+@kernel(borrows=True)
 def _remove(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     place = _before(blocks, count, keys, keys[block])
     while blocks[place] != block:
@@ -201,15 +200,15 @@ def _meeting(blocks: Any, start: Any, end: Any, block: Any, near: Any) -> Any:
     return count
 
 
-@kernel
+@kernel(borrows=True)
 def _cheapest(
-    block: Any, by_low: Any, by_high: Any, size: Any, start: Any, end: Any, align: Any, offsets: Any, matters: Any, ceiling: Any,
-    peak: Any, horizon: Any, random: Any, noise: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    block: Any, near: Any, blocks: Any, offsets: Any, matters: Any, ceiling: Any, peak: Any, horizon: Any, random: Any, noise: Any
+) -> tuple[Any, Any]:
     """The best place of a block and what it costs: on top of a neighbour or the floor, beneath a neighbour or the ceiling.
 
     In its way at offset x are the neighbours that start below x + size, less those that end at or below x: two running sums.
     """
+    (by_low, by_high), (size, start, end, align, _) = near, blocks
     count, own, step = len(by_low), size[block], align[block]
     best_offset, best_cost, best_far = 0, _HELD, np.inf
     for above in range(2):

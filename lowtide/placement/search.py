@@ -36,9 +36,12 @@ def new_stack(net: SectionNet) -> PlaceStack:
     """A search that has not begun: all sections are one component."""
     n, m = len(net.size), len(net.member_ptr) - 1
     stack = PlaceStack(
-        np.zeros((n + 8, 6), np.int64), np.zeros((n + 8, 2), np.uint64), np.zeros(4 * n + 8, np.int64),
-        np.zeros((2 * (n + m) + 8, 4), np.int64), np.zeros(6, np.int64),
-    )  # fmt: skip
+        np.zeros((n + 8, 6), np.int64),
+        np.zeros((n + 8, 2), np.uint64),
+        np.zeros(4 * n + 8, np.int64),
+        np.zeros((2 * (n + m) + 8, 4), np.int64),
+        np.zeros(6, np.int64),
+    )
     stack.component[0] = 0, m, -1, -1
     stack.registers[ENTERING] = stack.registers[COMPONENTS] = 1
     return stack

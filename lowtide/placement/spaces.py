@@ -69,9 +69,12 @@ class SpacedProblem:
 
     @classmethod
     def of(
-        cls, buffers: PlaceProblem, spaces: Sequence[Space], allowed: Sequence[Sequence[int]] | None = None,
+        cls,
+        buffers: PlaceProblem,
+        spaces: Sequence[Space],
+        allowed: Sequence[Sequence[int]] | None = None,
         benefit: ArrayLike | None = None,
-    ) -> SpacedProblem:  # fmt: skip
+    ) -> SpacedProblem:
         """The problem of `buffers`; where left out, all are allowed everywhere, and the benefit is their bytes.
 
         Raises FormatError naming the buffer: no space or an unknown one, spaces that are not from fastest to slowest, a benefit that is
@@ -203,4 +206,4 @@ def _result(
     ahead = [0 <= where < each[-1] for where, each in zip(space.tolist(), problem.allowed, strict=True)]
     return SpacedPlacement(
         tuple(space.tolist()), tuple(offsets.tolist()), tuple(arenas), float(problem.benefit[ahead].sum()), status, stuck
-    )  # fmt: skip
+    )

@@ -51,7 +51,7 @@ class Floor:
 def needs_bytes(problem: OrderProblem) -> Bytes:
     """[n] what each node needs by itself: what it reads and makes, and its workspace, less the most that it may take over."""
     taken = np.where(np.diff(problem.take_ptr) > 0, problem.tensor_bytes[problem.take_output], 0) if problem.node_count else 0
-    needs: Bytes = problem.made_bytes + problem.workspace_bytes - taken + problem.sum_by_row(problem.reads, problem.tensor_bytes)
+    needs: Bytes = problem.own_bytes - taken + problem.sum_by_row(problem.reads, problem.tensor_bytes)
     return needs
 
 

@@ -39,6 +39,27 @@ class Rows(NamedTuple):
     ids: Ints  # [entries]
 
 
+class OrderArrays(NamedTuple):
+    """An `OrderProblem` as kernels take it."""
+
+    preds: Rows
+    succs: Rows
+    reads: Rows
+    readers: Rows
+    outputs_of: Rows
+    takes: Rows
+    take_slots: Ints
+    take_output: Ints
+    producer: Ints
+    tensor_bytes: Bytes
+    made_bytes: Bytes
+    workspace_bytes: Bytes
+    own_bytes: Bytes
+    lasting_bytes: Bytes
+    uses: Ints
+    kept: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class OrderProblem:
     """n nodes that make and read m tensors, to be put in the order of least peak memory. Its arrays are read-only."""
@@ -145,6 +166,20 @@ class OrderProblem:
     def start_bytes(self) -> int:
         """The bytes of tensors that live before the first step, without `resident_bytes`."""
         return int(self.tensor_bytes[(self.producer < 0) & (self.uses > 0)].sum())
+
+    @cached_property
+    def arrays(self) -> OrderArrays:
+        return OrderArrays(*(getattr(self, name) for name in OrderArrays._fields))
+
+    @cached_property
+    def own_bytes(self) -> Bytes:
+        """[n] the bytes of all that each node makes, and its workspace."""
+        return _frozen(self.made_bytes + self.workspace_bytes)
+
+    @cached_property
+    def lasting_bytes(self) -> Bytes:
+        """[n] the bytes of what each node makes and others read, or that is kept."""
+        return self.sum_by_row(self.outputs_of, np.where(self.uses > 0, self.tensor_bytes, 0))
 
     @staticmethod
     def sum_by_row(rows: Rows, weights: Bytes) -> Bytes:

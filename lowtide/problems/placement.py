@@ -38,9 +38,15 @@ class PlaceProblem:
 
     @classmethod
     def of(
-        cls, size_bytes: ArrayLike, start: ArrayLike, end: ArrayLike, *, names: Sequence[str] | None = None, align_bytes: ArrayLike = 1,
+        cls,
+        size_bytes: ArrayLike,
+        start: ArrayLike,
+        end: ArrayLike,
+        *,
+        names: Sequence[str] | None = None,
+        align_bytes: ArrayLike = 1,
         fixed_bytes: ArrayLike = FREE,
-    ) -> PlaceProblem:  # fmt: skip
+    ) -> PlaceProblem:
         """The problem of buffers that live over `[start, end)`; `align_bytes` and `fixed_bytes` are by buffer, or one for all.
 
         Raises FormatError, which names the buffer, for any of these:

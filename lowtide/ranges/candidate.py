@@ -54,9 +54,13 @@ class RangedProblem:
         tensors = movable_storages(graph)[: structure.problem.tensor_count]  # those that may be offloaded last, where they are tensors
         resident = set(resident_storages(graph)) - set(tensors)
         sizes = SymbolicProblem(
-            graph.dimensions, structure.problem, tuple(each.nbytes for each in tensors), (0,) * len(graph.nodes),
-            tuple(each.nbytes for each in resident_storages(graph) if each in resident), round_to,
-        )  # fmt: skip
+            graph.dimensions,
+            structure.problem,
+            tuple(each.nbytes for each in tensors),
+            (0,) * len(graph.nodes),
+            tuple(each.nbytes for each in resident_storages(graph) if each in resident),
+            round_to,
+        )
         return cls(structure, sizes, measures, links)
 
     def footprints(self, sequence: Ints) -> Footprints:

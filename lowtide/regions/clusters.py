@@ -256,10 +256,12 @@ def numbered(body: Graph) -> Graph:
     inputs = tuple(map(new, body.inputs))
     nodes = tuple(
         replace(
-            node, source=None, **arguments(node, new),
+            node,
+            source=None,
+            **arguments(node, new),
             outputs=tuple(None if value is None else new(value) for value in node.outputs),
             writes=tuple((new(before), new(after)) for before, after in node.writes),
         )
         for node in body.nodes
-    )  # fmt: skip
+    )
     return Graph(inputs, nodes, tuple(map(new, body.outputs)))

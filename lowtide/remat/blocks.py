@@ -340,7 +340,15 @@ def _key(problem: RematProblem, boundary: int) -> bytes:
     base = problem.problem
     costs = np.array([float(f"{cost:.{_DIGITS}g}") for cost in problem.cost_us])
     arrays = (
-        base.tensor_bytes, base.producer, base.kept, *base.reads, *base.takes, base.take_output, base.workspace_bytes, costs,
-        problem.repeatable, *problem.limits,
-    )  # fmt: skip
+        base.tensor_bytes,
+        base.producer,
+        base.kept,
+        *base.reads,
+        *base.takes,
+        base.take_output,
+        base.workspace_bytes,
+        costs,
+        problem.repeatable,
+        *problem.limits,
+    )
     return b"/".join([str(boundary).encode(), *(array.tobytes() for array in arrays)])

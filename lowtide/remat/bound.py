@@ -204,10 +204,7 @@ _HALVINGS = 40  # of the time behind a node in which loads have to come back
 
 
 @kernel(nogil=True)
-def asked_us(
-    room: Any, every: Any, facts: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any, reader_ptr: Any, reader_ids: Any,
-    again: Any, store_us: Any, load_us: Any, out_rate: Any, in_rate: Any,
-) -> Any:  # fmt: skip
+def asked_us(room: Any, every: Any, facts: Any, order: Any, again: Any, store_us: Any, load_us: Any, out_rate: Any, in_rate: Any) -> Any:
     """[nodes looked at] the microseconds that each asks for, infinite where it can never run."""
     n, m = len(facts.cost_us), len(facts.tensor_bytes)
     out_costs, in_costs = np.minimum(again, store_us), np.minimum(again, load_us)
@@ -218,9 +215,9 @@ def asked_us(
     for at in range(len(costs_us)):
         node = at * every
         marks[:] = 0
-        before_us = _walk(node, np.int8(1), pred_ptr, pred_ids, facts.cost_us, marks, stack)
-        after_us = _walk(node, np.int8(2), succ_ptr, succ_ids, facts.cost_us, marks, stack)
-        left = room - _needs(node, facts) - _alive(node, facts, marks, reader_ptr, reader_ids, out_costs, alive)
+        before_us = _walk(node, np.int8(1), order.preds, facts.cost_us, marks, stack)
+        after_us = _walk(node, np.int8(2), order.succs, facts.cost_us, marks, stack)
+        left = room - _needs(node, facts) - _alive(node, facts, marks, order.readers, out_costs, alive)
         if left < 0:
             costs_us[at] = np.inf
             continue
@@ -242,15 +239,15 @@ def _dearest_first(costs: Any, sizes: Any) -> Any:
 
 
 @kernel(inner=True)
-def _walk(start: Any, mark: Any, ptr: Any, ids: Any, cost_us: Any, marks: Any, stack: Any) -> float:
+def _walk(start: Any, mark: Any, rows: Any, cost_us: Any, marks: Any, stack: Any) -> float:
     """Marks all that comes before a node, or after it, itself aside; the time that those take."""
     top, total = 1, 0.0
     stack[0] = start
     while top > 0:
         top -= 1
         node = stack[top]
-        for entry in range(ptr[node], ptr[node + 1]):
-            other = ids[entry]
+        for entry in range(rows.ptr[node], rows.ptr[node + 1]):
+            other = rows.ids[entry]
             if marks[other] != mark:
                 marks[other] = mark
                 total += cost_us[other]
@@ -271,7 +268,7 @@ def _needs(node: Any, facts: Any) -> Any:
 
 
 @kernel(inner=True)
-def _alive(node: Any, facts: Any, marks: Any, reader_ptr: Any, reader_ids: Any, costs: Any, alive: Any) -> Any:
+def _alive(node: Any, facts: Any, marks: Any, readers: Any, costs: Any, alive: Any) -> Any:
     """Fills in what was made before a node and is wanted after it, what it reads aside; the bytes of what can be had in no other way."""
     pinned = np.int64(0)
     for tensor in range(len(alive)):
@@ -279,8 +276,8 @@ def _alive(node: Any, facts: Any, marks: Any, reader_ptr: Any, reader_ids: Any, 
         wanted = maker < 0 or marks[maker] == 1
         if wanted and not facts.kept[tensor]:
             wanted = False
-            for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
-                if marks[reader_ids[entry]] == 2:
+            for entry in range(readers.ptr[tensor], readers.ptr[tensor + 1]):
+                if marks[readers.ids[entry]] == 2:
                     wanted = True
                     break
         alive[tensor] = wanted
@@ -345,9 +342,16 @@ class TimeBound:
         steps = base.node_count * (len(base.pred_ids) + len(base.read_ids) + base.tensor_count)
         every = max(1, steps // _MOST_STEPS)
         costs_us = asked_us(
-            room, every, self._problem.facts._replace(cost_us=self._costs), *base.preds, *base.succs, *base.readers,
-            self._again_us(), self._store_us, self._load_us, self._out_rate, self._in_rate,
-        )  # fmt: skip
+            room,
+            every,
+            self._problem.facts._replace(cost_us=self._costs),
+            base.arrays,
+            self._again_us(),
+            self._store_us,
+            self._load_us,
+            self._out_rate,
+            self._in_rate,
+        )
         most_us = float(costs_us.max(initial=0.0))
         if np.isfinite(most_us) and most_us > 0:
             most_us = max(most_us, *(self._crossing_us(int(node) * every, room) for node in np.argsort(-costs_us, kind="stable")[:_CUT]))

@@ -40,7 +40,7 @@ from lowtide.remat.state import (
     settle,
     start,
     use_rows,
-)  # fmt: skip
+)
 from lowtide.remat.victims import has_room, make_room
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
@@ -100,35 +100,46 @@ def evict(
     The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
     """
     work, by_bytes = _work_on(problem), problem.by_bytes(weights.bytes_power)
-    if len(sequence) > len(work.out):
+    known = work.state
+    if len(sequence) > len(known.out):
         return None
-    work.now[:], now = _rule(weights), work.present
-    now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
-    now["reserve_node"], now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
-    now["most_visits"] = _VISITS + _VISITS_A_STEP * len(sequence)
+    work.now[:] = _rule(weights)
+    known.now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
+    known.now["reserve_node"], known.now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
+    known.now["most_visits"] = _VISITS + _VISITS_A_STEP * len(sequence)
     if bias is not None:
         by_bytes = by_bytes / bias.keep
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
-    state = EvictionState(
-        sequence, now, work.tensors, work.nodes, work.start_us, by_steps, by_bytes,
-        work.ones if bias is None else bias.store, work.roles, work.scores, work.heap, work.ids, work.no_uses, work.out,
-    )  # fmt: skip
-    fits, entries = _evict(state, problem.records[0])
-    return EvictionResult(entries, work.roles.copy()) if fits else None
+    by_store = work.ones if bias is None else bias.store
+    uses = _start_anew(sequence, problem.records[0], known.tensors, known.roles, known.nodes, known.ids)
+    fits, entries = _evict(known._replace(base=sequence, by_steps=by_steps, by_bytes=by_bytes, by_store=by_store, uses=uses))
+    return EvictionResult(entries, known.roles.copy()) if fits else None
 
 
 class _Work:
     """The arrays in which a thread works on a problem. New ones for each call would cost as much as eviction, in pages that are cleared."""
 
     def __init__(self, problem: RematProblem) -> None:
-        tensors, nodes, self.ids = problem.records
-        longest = problem.problem.node_count * _LONGEST
-        self.tensors, self.nodes, self.out = tensors.copy(), nodes.copy(), blank(longest, ENTRY)
-        self.present = blank(1, NOW)
-        self.now = self.present.view(np.uint8)  # as bytes: numpy copies records field by field
-        self.start_us, self.no_uses = np.empty(longest + 1), np.empty(0, np.int64)
-        self.roles, self.scores, self.heap = np.empty(len(tensors), np.int8), np.empty(len(tensors)), np.empty(len(tensors), np.int32)
+        tensors, nodes, ids = problem.records
+        longest, none = problem.problem.node_count * _LONGEST, np.empty(0, np.int64)
         self.ones = np.ones(len(tensors))
+        self.state = EvictionState(
+            base=np.empty(0, np.int32),
+            now=blank(1, NOW),
+            tensors=tensors.copy(),
+            nodes=nodes.copy(),
+            start_us=np.empty(longest + 1),
+            by_steps=none,
+            by_bytes=none,
+            by_store=self.ones,
+            roles=np.empty(len(tensors), np.int8),
+            scores=np.empty(len(tensors)),
+            heap=np.empty(len(tensors), np.int32),
+            ids=ids,
+            uses=none,
+            out=blank(longest, ENTRY),
+        )
+        self.now = self.state.now.view(np.uint8)  # as bytes: numpy copies records field by field
 
 
 class _Scratch(threading.local):
@@ -176,18 +187,22 @@ def warm_up_eviction() -> None:
 
 
 @kernel(nogil=True)
-def _evict(state: Any, fresh: Any) -> tuple[bool, Any]:
-    """Whether a sequence was found, and that. `fresh`: the tensors before the first step."""
+def _start_anew(base: Any, fresh: Any, tensors: Any, roles: Any, nodes: Any, ids: Any) -> Any:
+    """Put back what was changed by going through another sequence; by tensor the steps at which it is read in this one, see `use_rows`.
+
+    `fresh`: the tensors before the first step.
+    """
     for tensor in range(len(fresh)):
-        state.tensors[tensor] = fresh[tensor]
-        state.roles[tensor] = BYSTANDER
-    first_steps(state.base, state.nodes, state.ids)
-    uses = use_rows(state.base, state.tensors, state.nodes, state.ids)
-    ready = EvictionState(
-        state.base, state.now, state.tensors, state.nodes, state.start_us, state.by_steps, state.by_bytes, state.by_store,
-        state.roles, state.scores, state.heap, state.ids, uses, state.out,
-    )  # fmt: skip
-    fits = _all_steps(ready)
+        tensors[tensor] = fresh[tensor]
+        roles[tensor] = BYSTANDER
+    first_steps(base, nodes, ids)
+    return use_rows(base, tensors, nodes, ids)
+
+
+@kernel(nogil=True)
+def _evict(state: Any) -> tuple[bool, Any]:
+    """Whether a sequence was found, and that."""
+    fits = _all_steps(state)
     return fits, _written(state.out, state.now[0].count if fits else 0)
 
 

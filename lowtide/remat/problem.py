@@ -122,9 +122,17 @@ class RematProblem:
 
     @classmethod
     def of(
-        cls, graph: Graph, cost_us: Sequence[float], workspace_bytes: Sequence[int] | None = None, *, round_to: int = 1,
-        swap: Device | None = None, swap_state: bool = False, known: OrderProblem | None = None, issue_us: Sequence[float] = (),
-    ) -> RematProblem:  # fmt: skip
+        cls,
+        graph: Graph,
+        cost_us: Sequence[float],
+        workspace_bytes: Sequence[int] | None = None,
+        *,
+        round_to: int = 1,
+        swap: Device | None = None,
+        swap_state: bool = False,
+        known: OrderProblem | None = None,
+        issue_us: Sequence[float] = (),
+    ) -> RematProblem:
         """The problem of a graph whose nodes take `cost_us`, and whose storages may be swapped over the links of `swap`.
 
         With `swap_state`, state that the caller lends may be offloaded, too. `known` is the ordering problem in which nothing is, if the
@@ -181,11 +189,26 @@ class RematProblem:
         offloaded = links.storable & problem.kept & (problem.producer < 0)
         clocks = self.clocks or Clocks(self.cost_us, np.zeros(len(self.cost_us)))
         return RematArrays(
-            self.cost_us, *clocks, np.array([links.issue_us]), self.repeatable, *self.limits,
-            *problem.reads, *problem.outputs_of, *problem.takes, problem.take_output,
-            problem.tensor_bytes, problem.made_bytes, problem.workspace_bytes, problem.kept, problem.producer,
-            links.storable, offloaded, links.store_us, links.load_us, *(self.writes or rows_of([()] * problem.node_count)),
-        )  # fmt: skip
+            self.cost_us,
+            *clocks,
+            np.array([links.issue_us]),
+            self.repeatable,
+            *self.limits,
+            *problem.reads,
+            *problem.outputs_of,
+            *problem.takes,
+            problem.take_output,
+            problem.tensor_bytes,
+            problem.made_bytes,
+            problem.workspace_bytes,
+            problem.kept,
+            problem.producer,
+            links.storable,
+            offloaded,
+            links.store_us,
+            links.load_us,
+            *(self.writes or rows_of([()] * problem.node_count)),
+        )
 
     @cached_property
     def records(self) -> tuple[NDArray[Any], NDArray[Any], Ints]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from lowtide.errors import FormatError
 from lowtide.placement.picture import FORMATS, check_picture
 from lowtide.plan.contents import Contents
-from lowtide.report.exports import memory_viz, save_memory_viz, save_trace
+from lowtide.report.exports import memory_viz, save_memory_viz, save_picture, save_trace
 from lowtide.report.page import page, save_page
-from lowtide.report.picture import save_picture
 
 _Writer = Callable[[Contents, "str | os.PathLike[str]"], None]
 _WRITERS: dict[str, _Writer] = {".html": save_page, ".json": save_trace, ".pickle": save_memory_viz}

@@ -10,19 +10,22 @@ makes is allocated and freed where greedy placement puts it.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lowtide.base.files import write_whole
-from lowtide.base.messages import op_text
+from lowtide.base.messages import bytes_text, op_text
 from lowtide.ir.graph import Node, Source
 from lowtide.ir.operators.nodes import begins_collective
 from lowtide.ir.operators.row import LOAD, STORE
+from lowtide.placement.picture import check_picture
 from lowtide.plan.contents import Contents
-from lowtide.plan.snapshot import LiveTensor
+from lowtide.plan.snapshot import LiveTensor, kind_text
 from lowtide.report.chart import Course, begins, has_times, placed, rows_of
 
 
@@ -83,9 +86,19 @@ def memory_viz(plan: Contents) -> dict[str, Any]:
     blocks = list(_blocks(left, end))
     active = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     segment = {
-        "device": 0, "address": _BASE, "total_size": end - _BASE, "allocated_size": active, "active_size": active, "requested_size": active,
-        "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": blocks,
-    }  # fmt: skip
+        "device": 0,
+        "address": _BASE,
+        "total_size": end - _BASE,
+        "allocated_size": active,
+        "active_size": active,
+        "requested_size": active,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
     at = begins(course.timeline, has_times([course.timeline]))
     events = sorted(_events(addressed, at, steps), key=lambda event: event[:2])
     return {
@@ -141,3 +154,45 @@ def _blocks(left: Sequence[tuple[int, LiveTensor]], end: int) -> Iterator[dict[s
         address = start + tensor.nbytes
     if end > address:
         yield {"address": address, "size": end - address, "requested_size": 0, "state": "inactive", "frames": []}
+
+
+_INCHES = (9, 4)
+_DPI = 150
+_MIB = 2**20
+_COLOURS = {
+    "parameter": "#6e7781", "buffer": "#8c959f", "state": "#afb8c1", "input": "#9a6700", "constant": "#bf8700", "activation": "#0969da",
+    "gradient": "#bc4c00", "temporary": "#8250df", "workspace": "#1a7f37",
+}  # fmt: skip
+
+
+def save_picture(plan: Contents, path: str | os.PathLike[str]) -> None:
+    """Draw a plan, in the format that the path ends in: .png, .svg or .pdf.
+
+    Raises ImportError where matplotlib is not installed, FormatError for another suffix, OSError where the file cannot be written.
+    """
+    check_picture(path)
+    from matplotlib.figure import Figure
+
+    course = Course.of(plan)
+    timelines = [course.timeline, *([plan.eager] if plan.eager is not None else [])]
+    by_time = has_times(timelines)
+    unit = 1e3 if by_time else 1
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    axes = figure.add_subplot()
+    rows, at = rows_of(course.timeline), [each / unit for each in begins(course.timeline, by_time)]
+    stacked = [[nbytes / _MIB for nbytes in (*of, of[-1])] for _, of in rows]
+    kinds = ["workspace" if kind is None else kind.value for kind, _ in rows]
+    names = ["workspace of operators" if kind is None else kind_text(kind) for kind, _ in rows]
+    if at[1:]:
+        axes.stackplot(at, stacked, labels=names, colors=[_COLOURS.get(kind, "#57606a") for kind in kinds], step="post")
+    if plan.eager is not None and plan.eager.workspace_bytes:
+        total = [nbytes / _MIB for nbytes in plan.eager.footprint_bytes]
+        axes.step(
+            [each / unit for each in begins(plan.eager, by_time)], [*total, total[-1]], where="post", color="#1f2328", label="eager PyTorch"
+        )
+    axes.set(xlabel="milliseconds" if by_time else "step", ylabel="MiB", xlim=(0, None), ylim=(0, None))
+    axes.set_title(f"peak {bytes_text(plan.peak_bytes)} of {bytes_text(plan.eager_peak_bytes)} in eager PyTorch")
+    axes.legend(frameon=False, fontsize="small")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=Path(path).suffix.lower().removeprefix("."), dpi=_DPI)
+    write_whole(path, drawn.getvalue())

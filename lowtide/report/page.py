@@ -102,11 +102,16 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
 def splits(plan: Contents) -> list[tuple[str, ...]]:
     return [
         (
-            bytes_text(each.part_bytes), bytes_text(each.whole_bytes), _short(" ".join(map(op_text, each.operators))), each.where,
-            f"{each.dimension} ({each.extent})", f"{each.parts} of {each.part}", time_text(each.us) if each.us else "",
+            bytes_text(each.part_bytes),
+            bytes_text(each.whole_bytes),
+            _short(" ".join(map(op_text, each.operators))),
+            each.where,
+            f"{each.dimension} ({each.extent})",
+            f"{each.parts} of {each.part}",
+            time_text(each.us) if each.us else "",
         )
         for each in splits_of(plan)[:_MOST_ROWS]
-    ]  # fmt: skip
+    ]
 
 
 def frontier(plan: Contents) -> Frontier | None:

@@ -72,9 +72,15 @@ class TensorLayout:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorLayout:
         return cls(
-            tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.untyped_storage().nbytes(), tensor.device,
-            tensor.is_conj(), tensor.is_neg(),
-        )  # fmt: skip
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.untyped_storage().nbytes(),
+            tensor.device,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         tensor = torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.size, self.stride)

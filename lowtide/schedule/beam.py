@@ -41,61 +41,60 @@ class Beam:
         if problem.node_count == 0:
             return scheduled(problem, (), self)
         words = np.random.default_rng(_SEED).integers(0, 2**63, (problem.node_count, 2), np.int64)
-        lasting_bytes = problem.sum_by_row(problem.outputs_of, np.where(problem.uses > 0, problem.tensor_bytes, 0))
         order, is_complete, states = _search(
-            *problem.preds, *problem.succs, *problem.reads, *problem.readers, *problem.takes, problem.take_output, problem.tensor_bytes,
-            lasting_bytes, problem.made_bytes + problem.workspace_bytes, problem.kept, problem.start_bytes,
-            lower_bound_bytes(problem) - problem.resident_bytes, words, self.width, self.max_states,
-        )  # fmt: skip
+            problem.arrays,
+            problem.start_bytes,
+            lower_bound_bytes(problem) - problem.resident_bytes,
+            words,
+            self.width,
+            self.max_states,
+        )
         schedule = scheduled(problem, order, self, stats={"states": int(states)})
         return scheduled(problem, order, self, bound_bytes=schedule.peak_bytes, stats=schedule.stats) if is_complete else schedule
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _has(bits: Any, node: Any) -> Any:
     return (bits[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _flip(bits: Any, node: Any) -> None:
     bits[node >> 6] ^= np.uint64(1) << np.uint64(node & 63)
 
 
-@kernel(inner=True)
-def _dies(tensor: Any, node: Any, done: Any, reader_ptr: Any, reader_ids: Any) -> Any:
+@kernel(borrows=True)
+def _dies(tensor: Any, node: Any, done: Any, problem: Any) -> Any:
     """Whether `node` is the last reader of a tensor that is not kept."""
-    for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
-        if reader_ids[entry] != node and not _has(done, reader_ids[entry]):
+    for entry in range(problem.readers.ptr[tensor], problem.readers.ptr[tensor + 1]):
+        if problem.readers.ids[entry] != node and not _has(done, problem.readers.ids[entry]):
             return False
     return True
 
 
-@kernel(inner=True)
-def _change(
-    node: Any, done: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, take_ptr: Any, take_ids: Any, take_output: Any,
-    tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any,
-) -> Any:  # fmt: skip
+@kernel(borrows=True)
+def _change(node: Any, done: Any, problem: Any) -> Any:
     """What `node` adds to live memory after the downset `done`, and what it needs beside it while it runs."""
-    added, need = lasting_bytes[node], own_bytes[node]
-    for entry in range(read_ptr[node], read_ptr[node + 1]):
-        tensor = read_ids[entry]
-        if not kept[tensor] and tensor_bytes[tensor] and _dies(tensor, node, done, reader_ptr, reader_ids):
-            added -= tensor_bytes[tensor]
-    for entry in range(take_ptr[node], take_ptr[node + 1]):
-        if not kept[take_ids[entry]] and _dies(take_ids[entry], node, done, reader_ptr, reader_ids):
-            need -= tensor_bytes[take_output[node]]
+    added, need = problem.lasting_bytes[node], problem.own_bytes[node]
+    for entry in range(problem.reads.ptr[node], problem.reads.ptr[node + 1]):
+        tensor = problem.reads.ids[entry]
+        if not problem.kept[tensor] and problem.tensor_bytes[tensor] and _dies(tensor, node, done, problem):
+            added -= problem.tensor_bytes[tensor]
+    for entry in range(problem.takes.ptr[node], problem.takes.ptr[node + 1]):
+        if not problem.kept[problem.takes.ids[entry]] and _dies(problem.takes.ids[entry], node, done, problem):
+            need -= problem.tensor_bytes[problem.take_output[node]]
             break
     return added, need
 
 
-@kernel(inner=True)
-def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any) -> None:
+@kernel(borrows=True)
+def _run(node: Any, done: Any, ready: Any, problem: Any) -> None:
     _flip(done, node)
     _flip(ready, node)
-    for entry in range(succ_ptr[node], succ_ptr[node + 1]):
-        succ, waits = succ_ids[entry], False
-        for other in range(pred_ptr[succ], pred_ptr[succ + 1]):
-            if not _has(done, pred_ids[other]):
+    for entry in range(problem.succs.ptr[node], problem.succs.ptr[node + 1]):
+        succ, waits = problem.succs.ids[entry], False
+        for other in range(problem.preds.ptr[succ], problem.preds.ptr[succ + 1]):
+            if not _has(done, problem.preds.ids[other]):
                 waits = True
                 break
         if not waits:
@@ -103,20 +102,16 @@ def _run(node: Any, done: Any, ready: Any, pred_ptr: Any, pred_ids: Any, succ_pt
 
 
 @kernel
-def _search(
-    pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any,
-    take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, kept: Any, start_bytes: Any,
-    bound_bytes: Any, words: Any, width: Any, max_states: Any,
-) -> Any:  # fmt: skip
+def _search(problem: Any, start_bytes: Any, bound_bytes: Any, words: Any, width: Any, max_states: Any) -> Any:
     """The order found, whether nothing was dropped, and how many states there were."""
-    n = len(own_bytes)
+    n = len(problem.own_bytes)
     row = (n + 63) // 64
     done, ready = np.zeros((width, row), np.uint64), np.zeros((width, row), np.uint64)
     next_done, next_ready = np.zeros((width, row), np.uint64), np.zeros((width, row), np.uint64)
     live, peak, left = np.zeros(width, np.int64), np.zeros(width, np.int64), np.zeros(width, np.int64)
     hashes, last = np.zeros((width, 2), np.int64), np.full(width, -1, np.int64)
     for node in range(n):
-        if pred_ptr[node] == pred_ptr[node + 1]:
+        if problem.preds.ptr[node] == problem.preds.ptr[node + 1]:
             _flip(ready[0], node)
     live[0], peak[0], left[0] = start_bytes, bound_bytes, n
     trail: Any = [(np.int64(0), np.int64(0)) for _ in range(0)]  # (node, the entry before it): the orders, as one tree
@@ -135,12 +130,9 @@ def _search(
                     while bits:
                         node = word * 64 + _lowest(bits)
                         bits &= bits - np.uint64(1)
-                        added, need = _change(
-                            node, done[state], read_ptr, read_ids, reader_ptr, reader_ids, take_ptr, take_ids, take_output, tensor_bytes,
-                            lasting_bytes, own_bytes, kept,
-                        )  # fmt: skip
+                        added, need = _change(node, done[state], problem)
                         if added <= 0 and live[state] + need <= peak[state]:
-                            _run(node, done[state], ready[state], pred_ptr, pred_ids, succ_ptr, succ_ids)
+                            _run(node, done[state], ready[state], problem)
                             live[state], left[state], moved = live[state] + added, left[state] - 1, True
                             _add(hashes[state], words[node])
                             trail.append((np.int64(node), last[state]))
@@ -171,10 +163,7 @@ def _search(
                 while bits:
                     node = word * 64 + _lowest(bits)
                     bits &= bits - np.uint64(1)
-                    added, need = _change(
-                        node, done[state], read_ptr, read_ids, reader_ptr, reader_ids, take_ptr, take_ids, take_output, tensor_bytes,
-                        lasting_bytes, own_bytes, kept,
-                    )  # fmt: skip
+                    added, need = _change(node, done[state], problem)
                     reached = max(peak[state], live[state] + need)
                     if reached < best_peak:
                         children.append((reached, live[state] + added, np.int64(state), np.int64(node)))
@@ -196,7 +185,7 @@ def _search(
             reached, after, parent, node = picked[state]
             _copy(done[parent], next_done[state])
             _copy(ready[parent], next_ready[state])
-            _run(node, next_done[state], next_ready[state], pred_ptr, pred_ids, succ_ptr, succ_ids)
+            _run(node, next_done[state], next_ready[state], problem)
             peak[state], live[state], left[state] = reached, after, old_left[parent] - 1
             _copy(old_hashes[parent], hashes[state])
             _add(hashes[state], words[node])
@@ -211,20 +200,20 @@ def _search(
     return order, is_complete or best_peak <= bound_bytes, states
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _copy(source: Any, target: Any) -> None:
     """One row to another; an assignment of slices takes numba long to compile."""
     for position in range(len(source)):
         target[position] = source[position]
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _add(key: Any, words: Any) -> None:
     for position in range(len(key)):
         key[position] ^= words[position]
 
 
-@kernel(inner=True)
+@kernel(borrows=True)
 def _lowest(bits: Any) -> Any:
     position, low = 0, bits & (~bits + np.uint64(1))
     for shift in (32, 16, 8, 4, 2, 1):

@@ -129,7 +129,7 @@ def lower_bound_bytes(problem: OrderProblem) -> int:
     if problem.node_count == 0:
         return problem.resident_bytes + problem.start_bytes
     size, is_given = problem.tensor_bytes, problem.producer < 0
-    own_bytes = problem.made_bytes + problem.workspace_bytes - _taken_bytes(problem)
+    own_bytes = problem.own_bytes - _taken_bytes(problem)
     always = problem.kept & is_given
     node_bytes = own_bytes + problem.sum_by_row(problem.reads, np.where(always, 0, size)) + size[always].sum()
     # What is alive at the first step is all that lives at the start, which holds whatever a first node can read.
@@ -189,7 +189,7 @@ def cut_bound_bytes(problem: OrderProblem, order: ArrayLike, *, max_cuts: int = 
 def least_need(problem: OrderProblem, node: int) -> MinimumCut:
     """The least footprint at which any order can run `node`, with what is resident, and the downset [n] after which it needs no more."""
     state = _states(node, *problem.preds, *problem.succs)
-    own_bytes = int(problem.made_bytes[node] + problem.workspace_bytes[node]) + problem.resident_bytes
+    own_bytes = int(problem.own_bytes[node]) + problem.resident_bytes
     # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
     cuts = [_cut(problem, state, candidate) for candidate in _candidates(problem, node, state)]
     cheapest = min(cuts, key=lambda cut: cut.need_bytes)
@@ -219,10 +219,7 @@ def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> li
 
 def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> MinimumCut:
     """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it."""
-    alive_bytes, cost, gain, arc_ptr, arc_ids = _network(
-        candidate, state, *problem.preds, *problem.readers, *problem.outputs_of,
-        problem.producer, problem.tensor_bytes, problem.kept, problem.uses,
-    )  # fmt: skip
+    alive_bytes, cost, gain, arc_ptr, arc_ids = _network(candidate, state, problem.arrays)
     total_bytes = int(gain.sum())
     flow_bytes, chosen = select(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
     downset = (state == _DONE) | ((state == _FREE) & chosen[: problem.node_count])
@@ -251,42 +248,39 @@ def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: An
 
 
 @kernel
-def _network(
-    candidate: Any, state: Any, pred_ptr: Any, pred_ids: Any, reader_ptr: Any, reader_ids: Any, made_ptr: Any, made_ids: Any,
-    producer: Any, tensor_bytes: Any, kept: Any, uses: Any,
-) -> Any:  # fmt: skip
+def _network(candidate: Any, state: Any, problem: Any) -> Any:
     """Bytes alive after the ancestors alone, and cost, gain and "requires" of n nodes followed by m tensors."""
-    n, m = len(state), len(tensor_bytes)
+    n, m = len(state), len(problem.tensor_bytes)
     alive_bytes = np.int64(0)
     cost, gain = np.zeros(n + m, np.int64), np.zeros(n + m, np.int64)
     arc_ptr, arcs = np.zeros(n + m + 1, np.int32), 0
-    arc_ids = np.empty(len(pred_ids) + len(reader_ids), np.int32)
+    arc_ids = np.empty(len(problem.preds.ids) + len(problem.readers.ids), np.int32)
     for at in range(n):
         if state[at] == _FREE:
-            for entry in range(made_ptr[at], made_ptr[at + 1]):
-                if uses[made_ids[entry]]:
-                    cost[at] += tensor_bytes[made_ids[entry]]
-            for entry in range(pred_ptr[at], pred_ptr[at + 1]):
-                if state[pred_ids[entry]] == _FREE:
-                    arc_ids[arcs], arcs = pred_ids[entry], arcs + 1
+            for entry in range(problem.outputs_of.ptr[at], problem.outputs_of.ptr[at + 1]):
+                if problem.uses[problem.outputs_of.ids[entry]]:
+                    cost[at] += problem.tensor_bytes[problem.outputs_of.ids[entry]]
+            for entry in range(problem.preds.ptr[at], problem.preds.ptr[at + 1]):
+                if state[problem.preds.ids[entry]] == _FREE:
+                    arc_ids[arcs], arcs = problem.preds.ids[entry], arcs + 1
         arc_ptr[at + 1] = arcs
     for tensor in range(m):
         first, later = arcs, 0
-        for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
-            reader = reader_ids[entry]
+        for entry in range(problem.readers.ptr[tensor], problem.readers.ptr[tensor + 1]):
+            reader = problem.readers.ids[entry]
             if state[reader] == _FREE:
                 arc_ids[arcs], arcs = reader, arcs + 1
             elif state[reader] == _LATER:
                 later += 1
-        is_made = producer[tensor] < 0 or state[producer[tensor]] == _DONE
-        dies = not kept[tensor] and (later == 0 or tensor == candidate)  # a candidate's only later reader is the node itself
-        if is_made and uses[tensor] and (kept[tensor] or arcs > first or later):
-            alive_bytes += tensor_bytes[tensor]
+        is_made = problem.producer[tensor] < 0 or state[problem.producer[tensor]] == _DONE
+        dies = not problem.kept[tensor] and (later == 0 or tensor == candidate)  # a candidate's only later reader is the node itself
+        if is_made and problem.uses[tensor] and (problem.kept[tensor] or arcs > first or later):
+            alive_bytes += problem.tensor_bytes[tensor]
         if dies and arcs > first:
-            gain[n + tensor] = tensor_bytes[tensor]
+            gain[n + tensor] = problem.tensor_bytes[tensor]
         else:
             arcs = first
             if tensor == candidate:
-                alive_bytes -= tensor_bytes[tensor]
+                alive_bytes -= problem.tensor_bytes[tensor]
         arc_ptr[n + tensor + 1] = arcs
     return alive_bytes, cost, gain, arc_ptr, arc_ids[:arcs]

@@ -87,13 +87,24 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> DownsetNet:
     np.add.at(pin_sum, pin_ids, node_of)
     before, after = (problem.succs, problem.preds) if backwards else (problem.preds, problem.succs)
     net = DownsetNet(
-        *after, *before, pin_ptr, pin_ids, *opener, *_takes(problem),
+        *after,
+        *before,
+        pin_ptr,
+        pin_ids,
+        *opener,
+        *_takes(problem),
         np.where(problem.take_output >= 0, problem.tensor_bytes[problem.take_output] if m else 0, 0),
         problem.workspace_bytes + problem.sum_by_row(problem.outputs_of, unread),
-        problem.tensor_bytes, pins.astype(np.int32), (started & (problem.uses > 0)).astype(np.int32), pin_sum,
-        np.diff(before.ptr).astype(np.int32), _keys(n), int(backwards),
-        int(problem.tensor_bytes[problem.kept].sum()) if backwards else problem.start_bytes, n,
-    )  # fmt: skip
+        problem.tensor_bytes,
+        pins.astype(np.int32),
+        (started & (problem.uses > 0)).astype(np.int32),
+        pin_sum,
+        np.diff(before.ptr).astype(np.int32),
+        _keys(n),
+        int(backwards),
+        int(problem.tensor_bytes[problem.kept].sum()) if backwards else problem.start_bytes,
+        n,
+    )
     # Copies, since numba compiles its kernels anew for arrays that are read-only.
     return DownsetNet(*(np.array(item) if isinstance(item, np.ndarray) else item for item in net))
 
@@ -125,10 +136,19 @@ def _keys(n: int) -> NDArray[np.int64]:
 def start(net: DownsetNet) -> Any:
     n, m = len(net.waits), len(net.tensor_bytes)
     walk = DownsetWalk(
-        net.started.copy(), net.pin_sum.copy(), net.waits.copy(), np.zeros(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int32),
-        np.full(n, -1, np.int32), np.empty(n, np.int32), np.full(n, -1, np.int32), np.full(m, -1, np.int32), np.zeros(n, np.int64),
+        net.started.copy(),
+        net.pin_sum.copy(),
+        net.waits.copy(),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.empty(n, np.int32),
+        np.full(n, -1, np.int32),
+        np.empty(n, np.int32),
+        np.full(n, -1, np.int32),
+        np.full(m, -1, np.int32),
+        np.zeros(n, np.int64),
         np.zeros(7, np.int64),
-    )  # fmt: skip
+    )
     walk.registers[LIVE] = net.live_bytes
     for tensor in range(m):
         if net.pins[tensor] == 0:

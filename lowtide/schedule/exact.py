@@ -63,9 +63,12 @@ class Exact:
             bound, order = hunt.go_on(schedule.lower_bound_bytes - resident, schedule.peak_bytes - resident)
             if bound > schedule.lower_bound_bytes - resident or order is not None:
                 schedule = scheduled(
-                    problem, schedule.order if order is None else order, self,
-                    bound_bytes=max(bound + resident, schedule.lower_bound_bytes), stats=hunt.stats,
-                )  # fmt: skip
+                    problem,
+                    schedule.order if order is None else order,
+                    self,
+                    bound_bytes=max(bound + resident, schedule.lower_bound_bytes),
+                    stats=hunt.stats,
+                )
             yield replace(schedule, stats=hunt.stats)  # after each chunk, whether or not it found any: whoever listens may have had enough
 
 

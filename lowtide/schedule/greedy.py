@@ -62,11 +62,7 @@ class ReadyList:
         check_choice("oldest", self.oldest, ("index", "waiting"))
 
     def solve(self, problem: OrderProblem) -> Schedule:
-        lasting_bytes = problem.sum_by_row(problem.outputs_of, np.where(problem.uses > 0, problem.tensor_bytes, 0))
-        order = _ready_list(
-            problem.pred_ptr, *problem.succs, *problem.reads, *problem.readers, *problem.takes, problem.take_output, problem.tensor_bytes,
-            lasting_bytes, problem.made_bytes + problem.workspace_bytes, problem.uses, problem.kept, self.oldest == "index",
-        )  # fmt: skip
+        order = _ready_list(problem.arrays, self.oldest == "index")
         return scheduled(problem, order, self)
 
 
@@ -99,66 +95,63 @@ def _depth_first(ptr: Any, ids: Any, roots: Any) -> NDArray[np.int32]:
     return order
 
 
-@kernel(inner=True)
-def _need_bytes(node: Any, own_bytes: Any, take_ptr: Any, take_ids: Any, take_output: Any, tensor_bytes: Any, left: Any, kept: Any) -> Any:
+@kernel(borrows=True)
+def _need_bytes(node: Any, problem: Any, left: Any) -> Any:
     """What a node adds to live memory while it runs, were it to run now."""
-    for entry in range(take_ptr[node], take_ptr[node + 1]):
-        if left[take_ids[entry]] == 1 and not kept[take_ids[entry]]:
-            return own_bytes[node] - tensor_bytes[take_output[node]]
-    return own_bytes[node]
+    for entry in range(problem.takes.ptr[node], problem.takes.ptr[node + 1]):
+        if left[problem.takes.ids[entry]] == 1 and not problem.kept[problem.takes.ids[entry]]:
+            return problem.own_bytes[node] - problem.tensor_bytes[problem.take_output[node]]
+    return problem.own_bytes[node]
 
 
 @kernel(inner=True)
-def _reader_sums(reader_ptr: Any, reader_ids: Any) -> NDArray[np.int64]:
+def _reader_sums(readers: Any) -> NDArray[np.int64]:
     """By tensor: the sum of its readers."""
-    sums = np.zeros(len(reader_ptr) - 1, np.int64)
+    sums = np.zeros(len(readers.ptr) - 1, np.int64)
     for tensor in range(len(sums)):
-        for entry in range(reader_ptr[tensor], reader_ptr[tensor + 1]):
-            sums[tensor] += reader_ids[entry]
+        for entry in range(readers.ptr[tensor], readers.ptr[tensor + 1]):
+            sums[tensor] += readers.ids[entry]
     return sums
 
 
 @kernel
-def _ready_list(
-    pred_ptr: Any, succ_ptr: Any, succ_ids: Any, read_ptr: Any, read_ids: Any, reader_ptr: Any, reader_ids: Any, take_ptr: Any,
-    take_ids: Any, take_output: Any, tensor_bytes: Any, lasting_bytes: Any, own_bytes: Any, uses: Any, kept: Any, by_index: Any,
-) -> NDArray[np.int32]:  # fmt: skip
+def _ready_list(problem: Any, by_index: Any) -> NDArray[np.int32]:
     """The order of the list, from a heap whose entries are renewed, never removed.
 
     What a node adds and needs changes only when a tensor gets down to its last reader, and then only falls. So that node is pushed
     again, comes up by its newest entry, and is passed over when an older one comes up after it has run.
     """
-    n = len(pred_ptr) - 1
+    n = len(problem.preds.ptr) - 1
     order, step, done = np.empty(n, np.int32), 0, np.zeros(n, np.bool_)
     age, clock = np.arange(n) if by_index else np.full(n, -1), 0
-    waiting, left, added_bytes = pred_ptr[1:] - pred_ptr[:-1], uses.copy(), lasting_bytes.copy()
-    reader = _reader_sums(reader_ptr, reader_ids)  # of those that have not run: once there is one, the sum is that one
+    waiting, left, added_bytes = problem.preds.ptr[1:] - problem.preds.ptr[:-1], problem.uses.copy(), problem.lasting_bytes.copy()
+    reader = _reader_sums(problem.readers)  # of those that have not run: once there is one, the sum is that one
     for tensor in range(len(left)):
-        if left[tensor] == 1 and not kept[tensor]:
-            added_bytes[reader[tensor]] -= tensor_bytes[tensor]
+        if left[tensor] == 1 and not problem.kept[tensor]:
+            added_bytes[reader[tensor]] -= problem.tensor_bytes[tensor]
     heap: Any = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0)) for _ in range(0)]  # none, and their types
     fresh = [np.int64(node) for node in range(n) if waiting[node] == 0]
     while fresh or heap:
         for node in fresh:
             if age[node] < 0:
                 age[node], clock = clock, clock + 1
-            need_bytes = _need_bytes(node, own_bytes, take_ptr, take_ids, take_output, tensor_bytes, left, kept)
+            need_bytes = _need_bytes(node, problem, left)
             heapq.heappush(heap, (added_bytes[node], need_bytes, age[node], node))
         fresh.clear()
         node = heapq.heappop(heap)[3]
         if done[node]:
             continue
         order[step], step, done[node] = node, step + 1, True
-        for entry in range(read_ptr[node], read_ptr[node + 1]):
-            tensor = read_ids[entry]
+        for entry in range(problem.reads.ptr[node], problem.reads.ptr[node + 1]):
+            tensor = problem.reads.ids[entry]
             left[tensor] -= 1
             reader[tensor] -= node
-            if left[tensor] == 1 and not kept[tensor]:
-                added_bytes[reader[tensor]] -= tensor_bytes[tensor]
+            if left[tensor] == 1 and not problem.kept[tensor]:
+                added_bytes[reader[tensor]] -= problem.tensor_bytes[tensor]
                 if waiting[reader[tensor]] == 0:
                     fresh.append(reader[tensor])
-        for entry in range(succ_ptr[node], succ_ptr[node + 1]):
-            waiting[succ_ids[entry]] -= 1
-            if waiting[succ_ids[entry]] == 0:
-                fresh.append(np.int64(succ_ids[entry]))
+        for entry in range(problem.succs.ptr[node], problem.succs.ptr[node + 1]):
+            waiting[problem.succs.ids[entry]] -= 1
+            if waiting[problem.succs.ids[entry]] == 0:
+                fresh.append(np.int64(problem.succs.ids[entry]))
     return order

@@ -291,9 +291,11 @@ def _check_borders(wanted: Split, roles: Roles, arguments: Sequence[Value], resu
 def _divisors(wanted: Split, roles: Roles) -> set[Value]:
     """The results by which others are divided in the end."""
     return {
-        node.results[role.over] for node in wanted.nodes for value in node.results
+        node.results[role.over]
+        for node in wanted.nodes
+        for value in node.results
         if (role := roles.merged.get(value)) is not None and role.over is not None
-    }  # fmt: skip
+    }
 
 
 def _end(value: Value, wanted: Split, roles: Roles) -> Node | None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.cost import launches as launched
 from lowtide.cost import timings
+from lowtide.cost import trial as launched
 from lowtide.cost.device import Device
 from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.presets import preset

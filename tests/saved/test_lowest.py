@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from lowtide.cpu import region as holding
-from lowtide.cpu.region import lowest
+from lowtide.cpu import executable as holding
+from lowtide.cpu.executable import lowest
 from lowtide.problems.placement import PlaceProblem, check_placement
 from tests.placements import problems
 

@@ -180,9 +180,12 @@ SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.S
 
 
 def axis(
-    node: Node, sliced: NodeLocation, result_roles: Mapping[int, Role], sizes: Sequence[Path] = (),
+    node: Node,
+    sliced: NodeLocation,
+    result_roles: Mapping[int, Role],
+    sizes: Sequence[Path] = (),
     instead: Mapping[Path, Arg] | None = None,
-) -> Iterator[Axis]:  # fmt: skip
+) -> Iterator[Axis]:
     """The axis along these dimensions of arguments and outputs, as all there are; none where extents have no unit in common, or just 1.
 
     Arguments that are no tensors are left out; a number stands for an argument's position. Dimensions count from the front or the back.

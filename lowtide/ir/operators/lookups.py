@@ -167,9 +167,9 @@ def lookup_bytes(node: Node) -> int:
     return read_bytes(node, (0,)) + 2 * bytes_of(node.results)
 
 
-def into_positions(index: int, source: int, *, adds: bool = False) -> Count:
+def into_positions(*, adds: bool = False) -> Count:
     """Elements of what the caller owns are written over, or added to, where an index says; the rest of it is not touched."""
-    return lambda node: _into_positions(node, index, source, adds)
+    return lambda node: _into_positions(node, 2, 3, adds)
 
 
 def index_put_bytes(node: Node) -> int:
@@ -201,14 +201,14 @@ ROWS = (
     Operator(name="aten.gather", axes=along(2, free=True), moved_bytes=lookup_bytes, refuses=gathered),
     Operator(name="aten.scatter.src", axes=along(2, 3, free=False)),
     Operator(name="aten.scatter.value", axes=along(2, free=False)),
-    Operator(name="aten.scatter_", moved_bytes=into_positions(2, 3)),
+    Operator(name="aten.scatter_", moved_bytes=into_positions()),
     Operator(name="aten.scatter_add", axes=along(2, 3, free=False)),
-    Operator(name="aten.scatter_add_", moved_bytes=into_positions(2, 3, adds=True)),
+    Operator(name="aten.scatter_add_", moved_bytes=into_positions(adds=True)),
     Operator(name="aten.index_select", axes=index_select, moved_bytes=lookup_bytes, refuses=gathered),
     Operator(name="aten.index_add", axes=index_add),
-    Operator(name="aten.index_add_", moved_bytes=into_positions(2, 3, adds=True)),
+    Operator(name="aten.index_add_", moved_bytes=into_positions(adds=True)),
     Operator(name="aten.index_copy", axes=index_add),
-    Operator(name="aten.index_copy_", moved_bytes=into_positions(2, 3)),
+    Operator(name="aten.index_copy_", moved_bytes=into_positions()),
     Operator(name="aten.index_fill.int_Scalar", axes=index_fill),
     Operator(name="aten.take", moved_bytes=lookup_bytes),
     Operator(name="aten.masked_select.default", shaped_by=(1,)),

@@ -211,17 +211,17 @@ def repeat(node: Node) -> Iterator[Axis]:
             yield from axis(node, {0: to - new}, {0: to})
 
 
-def back_from(size_at: int, dim_at: int, fewer: bool) -> AxesRule:
+def back_from(fewer: bool) -> AxesRule:
     """The gradient of a view of a part of one dimension, given the whole's sizes: slice_backward, select_backward."""
 
     def rule(node: Node) -> Iterator[Axis]:
         result = node.outputs[0]
         if result is None:
             return
-        cut = _int(node.args[dim_at]) % len(result.shape)
+        cut = _int(node.args[2]) % len(result.shape)
         for dim in range(len(result.shape)):
             if dim != cut:
-                yield from axis(node, {0: dim - (fewer and dim > cut)}, {0: dim}, _extents(node, size_at, dim))
+                yield from axis(node, {0: dim - (fewer and dim > cut)}, {0: dim}, _extents(node, 1, dim))
 
     return rule
 
@@ -292,8 +292,8 @@ _COPIES = (
     _row("cat", cat, **_GENERATED),
     _row("stack", stack, **_GENERATED),
     _row("repeat", repeat),
-    _row("slice_backward", back_from(1, 2, fewer=False)),
-    _row("select_backward", back_from(1, 2, fewer=True)),
+    _row("slice_backward", back_from(fewer=False)),
+    _row("select_backward", back_from(fewer=True)),
     _row("constant_pad_nd", pad, **_GENERATED),
     Operator(name="aten.constant_pad_nd.default", fake=Fake.FIXES_SIZES),
     Operator(name="aten._pack_padded_sequence.default", shaped_by=(1,)),
