@@ -21,8 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.results import Cell, Results
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.schedule import AUTO, schedule
 from lowtide.schedule.auto import warm_up
 

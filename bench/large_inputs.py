@@ -21,8 +21,7 @@ from torch import nn
 
 import lowtide
 from lowtide.cost.memory import simulate
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 
 _NODES, _PLAYED, _CALLS, _OTHERS = 100_000, 5_000, 400, 3
 

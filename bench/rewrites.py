@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 
 
 class Rewritten(NamedTuple):

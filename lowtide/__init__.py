@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from lowtide.cost.profiler import Measurement, measure
     from lowtide.placement.base import Placement
     from lowtide.plan.plan import Plan
-    from lowtide.problems.order import OrderProblem
-    from lowtide.problems.order_check import Task
+    from lowtide.problems.order import OrderProblem, Task
     from lowtide.problems.placement import PlaceProblem
     from lowtide.problems.status import Status
     from lowtide.remat.sweep import Sweep
@@ -56,7 +55,7 @@ _MODULES = {
     "Status": "lowtide.problems.status",
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep",
-    "Task": "lowtide.problems.order_check",
+    "Task": "lowtide.problems.order",
     "Training": "lowtide.api.options",
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.remat.problem import RematProblem
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from itertools import permutations
 
 from hypothesis import strategies as st
 
 from lowtide.problems.placement import FREE, PlaceProblem
+from lowtide.problems.placement_csv import ids
 
 
 @st.composite
@@ -63,3 +66,15 @@ def _first_fit(problem: PlaceProblem, buffer: int, offsets: dict[int, int]) -> i
             break
         place = max(place, -(-high // align) * align)
     return place
+
+
+def buffers_to_csv(problem: PlaceProblem) -> str:
+    """One row a buffer, as `load_buffers` reads it, with the columns `alignment` and `fixed` where they say something."""
+    columns = {"id": ids(problem), "lower": problem.start, "upper": problem.end, "size": problem.size_bytes}
+    if (problem.align_bytes != 1).any():
+        columns["alignment"] = problem.align_bytes
+    if (problem.fixed_bytes != FREE).any():
+        columns["fixed"] = ["" if fixed == FREE else fixed for fixed in problem.fixed_bytes]
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
+    return text.getvalue()

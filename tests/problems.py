@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 
 unhurried = settings(deadline=None)  # a first call may compile kernels
 ORDER_FILES = Path(__file__).parent / "data" / "order"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from bench.rewrites import Source
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Task
 from tests.problems import Case, cases
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.remat.eviction import ScoreWeights
 from lowtide.remat.problem import Links, RematProblem, rows_of
 from tests.problems import cases, topological_orders

@@ -19,8 +19,7 @@ import lowtide
 from lowtide.cli import app
 from lowtide.cli.order import search
 from lowtide.cost.memory import simulate
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem, problem_to_json
 from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, Schedule

@@ -14,9 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lowtide.cli.exit import INTERRUPTED
-from lowtide.cli.interrupt import until_interrupted
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_json
-from lowtide.cli.solvers import SOLVERS, parse_solver
+from lowtide.cli.solvers import SOLVERS, parse_solver, until_interrupted
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.errors import LowtideError
 from lowtide.plan.summary import bytes_text

@@ -18,9 +18,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lowtide.cli.exit import INTERRUPTED
-from lowtide.cli.interrupt import until_interrupted
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, refuse, write_answer, write_json
-from lowtide.cli.solvers import PLACERS, parse_placer
+from lowtide.cli.solvers import PLACERS, parse_placer, until_interrupted
 from lowtide.errors import LowtideError
 from lowtide.placement.auto import Auto
 from lowtide.placement.base import Placement, Placer, answers, limited, warm_up

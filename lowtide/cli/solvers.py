@@ -1,4 +1,5 @@
-"""Solvers and placers by name: lowtide's own, and those that installed packages offer. How they are written is in `base.solver_text`.
+"""Solvers and placers by name: lowtide's own, and those that installed packages offer. How they are written is in `base.solver_text`. A
+search by them can be stopped: then its last answer counts, and that it did not come to its end is said.
 
 A package offers a class by an entry point, under the name that `--solver` is to know it by:
 
@@ -9,11 +10,16 @@ A package offers a class by an entry point, under the name that `--solver` is to
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
 
 from lowtide.base.solver_text import SolverFamily, named, parse
+from lowtide.cli.exit import interruptible
 from lowtide.errors import FormatError
 from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.base import Placer
@@ -66,3 +72,33 @@ def _loaded(point: EntryPoint, method: str) -> type[Any]:
     if not isinstance(offered, type) or not hasattr(offered, method):
         raise FormatError(f"solver {point.name}: expected a class with a method {method} at {point.value}, got {offered!r}")
     return offered
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class SearchAnswer(Generic[Answer]):
+    """What a search came to."""
+
+    last: Answer | None  # None where it was interrupted before its first answer
+    seconds: float  # of the search alone, without loading or compiling its kernels
+    interrupted: bool
+
+
+def until_interrupted(prepare: Callable[[], None], answers: Iterable[Answer], describe: Callable[[Answer], str]) -> SearchAnswer[Answer]:
+    """All answers until there are no more or an interrupt; a second interrupt is not held back.
+
+    On a terminal the best so far is shown while the search goes on, on standard error.
+    """
+    last, interrupted, started = None, False, time.perf_counter()
+    try:
+        with interruptible(), Console(stderr=True).status("loading the solver's kernels") as spinner:
+            prepare()
+            started = time.perf_counter()
+            spinner.update("searching")
+            for last in answers:
+                spinner.update(f"{describe(last)}; Ctrl-C to stop here")
+    except KeyboardInterrupt:
+        interrupted = True
+    return SearchAnswer(last, time.perf_counter() - started, interrupted)

@@ -25,8 +25,7 @@ from lowtide.ir.operators.nodes import offloaded_storages
 from lowtide.ir.operators.row import DROP, LOAD
 from lowtide.ir.operators.table import writes_in_place
 from lowtide.plan.snapshot import LiveTensor, Snapshot, storage_specs
-from lowtide.problems.order import Bytes, Ints, OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Bytes, Ints, OrderProblem, Task
 
 
 class Lifetimes(NamedTuple):

@@ -30,8 +30,7 @@ from lowtide.ir.shapes.evaluate import Compiled, compiled
 from lowtide.ir.shapes.points import at
 from lowtide.ir.shapes.polynomial import Monomial, Polynomial
 from lowtide.ir.sizes import Size
-from lowtide.problems.order import Bytes, Ints, OrderProblem
-from lowtide.problems.order_check import LIMIT_BYTES
+from lowtide.problems.order import LIMIT_BYTES, Bytes, Ints, OrderProblem
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,8 +39,7 @@ import numpy as np
 from lowtide.base import fields
 from lowtide.base.files import read_utf8
 from lowtide.errors import FormatError
-from lowtide.problems.order import OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Rows, Task
 
 _FORMAT, _VERSION = "lowtide.order", 1
 

@@ -67,21 +67,6 @@ def buffers_from_csv(text: str, *, align_bytes: int = 1) -> PlaceProblem:
     return _problem(list(_rows(text, align_bytes)))
 
 
-def buffers_to_csv(problem: PlaceProblem) -> str:
-    """One row a buffer, with the columns `alignment` and `fixed` where they say something."""
-    columns: list[tuple[str, Iterable[object]]] = [
-        ("id", ids(problem)),
-        ("lower", problem.start.tolist()),
-        ("upper", problem.end.tolist()),
-        ("size", problem.size_bytes.tolist()),
-    ]
-    if (problem.align_bytes != 1).any():
-        columns.append(("alignment", problem.align_bytes.tolist()))
-    if (problem.fixed_bytes != FREE).any():
-        columns.append(("fixed", ["" if fixed == FREE else fixed for fixed in problem.fixed_bytes.tolist()]))
-    return _text([name for name, _ in columns], zip(*(values for _, values in columns), strict=True))
-
-
 def offsets_to_csv(problem: PlaceProblem, offsets: Iterable[SupportsIndex]) -> str:
     """One row a buffer: `id,lower,upper,size,offset`, and no other column."""
     columns = (ids(problem), problem.start.tolist(), problem.end.tolist(), problem.size_bytes.tolist(), map(int, offsets))

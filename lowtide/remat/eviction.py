@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
-from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.links import better_loaded, load, load_ahead, restore_offloaded, store_ahead, weigh
 from lowtide.remat.problem import RematProblem

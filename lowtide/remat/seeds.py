@@ -18,8 +18,7 @@ from itertools import count, islice
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.remat.blocks import BlockProblem, Blocks, block_problems, find_blocks, segments
 from lowtide.remat.chain import BACKWARD, FORWARD, HAND_ON, Chain, ChainTable, Step
 from lowtide.remat.cost import price_of

@@ -37,7 +37,7 @@ from lowtide.ir.operators.nodes import CONVERTS, HOLDS, is_view, made_within, re
 from lowtide.ir.operators.shapes import Bounds
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES
-from lowtide.rewrite.uses import Match, Uses, bytes_of_bits, count_of, is_backward, is_dense, is_row_by_row, layout, taking
+from lowtide.rewrite.base import Match, Uses, bytes_of_bits, count_of, is_backward, is_dense, is_row_by_row, layout, taking
 
 
 def readers_of_packed(uses: Uses, value: Value) -> list[Node]:

@@ -23,8 +23,7 @@ from typing import TypeAlias
 from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.operators.row import CLONE
 from lowtide.ir.operators.table import ROWS, row_of
-from lowtide.rewrite.base import Rewritten, replace_nodes
-from lowtide.rewrite.uses import layout
+from lowtide.rewrite.base import Rewritten, layout, replace_nodes
 
 
 def split_results(graph: Graph) -> Rewritten:

@@ -20,7 +20,7 @@ from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import RuleReport
 from lowtide.plan.promises import lives
-from lowtide.rewrite.base import Rewritten, replace_nodes
+from lowtide.rewrite.base import Match, Rewritten, Rule, Uses, replace_nodes
 from lowtide.rewrite.exact import (
     dropout_as_bits,
     gradients_of_scores,
@@ -38,7 +38,6 @@ from lowtide.rewrite.rounding import (
     layer_norm_from_result,
     products_added,
 )
-from lowtide.rewrite.uses import Match, Rule, Uses
 
 RULES = (
     Rule("dropout's masks as bits", dropout_as_bits),

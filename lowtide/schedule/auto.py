@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.beam import Beam

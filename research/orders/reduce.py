@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowtide.base.kernels import kernel
-from lowtide.problems.order import Ints, OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.exact import Exact
 from lowtide.schedule.repair import frozen, row_entries

@@ -197,7 +197,7 @@ def _ordered(package: Path, environment: dict[str, str], before: Sequence[str] =
     """A small problem, ordered by another process that finds lowtide in `package`."""
     source = """if True:
         from lowtide.problems.order import OrderProblem
-        from lowtide.problems.order_check import Task
+        from lowtide.problems.order import Task
         from lowtide.schedule.greedy import ReadyList
         problem = OrderProblem.of([1, 2, 3], [Task("a", makes=(0,)), Task("b", makes=(1,), reads=(0,)), Task("c", makes=(2,), reads=(1,))])
         print(ReadyList().solve(problem).peak_bytes)

@@ -21,8 +21,7 @@ from bench.order_speed import Instance, table
 from bench.results import Results
 from bench.yardstick import Yardstick, text_of
 from lowtide.cost.memory import order_problem
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem, problem_from_json, problem_to_json
 from lowtide.problems.status import Status
 from lowtide.schedule import ReversePostOrder

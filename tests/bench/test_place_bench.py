@@ -11,8 +11,8 @@ from bench import place as bench
 from bench.place import MINIMALLOC_S, SOLVERS, Question, questions, row
 from bench.results import Results, load
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import buffers_to_csv
 from research.solvers import PLACERS, parse_placer
+from tests.placements import buffers_to_csv
 
 DATA = Path(__file__).parents[1] / "data" / "place"
 

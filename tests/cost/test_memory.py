@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from lowtide.cost.memory import counted_storages, lifetimes, order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from tests.problems import Case, cases, slow_footprint, slow_peak, unhurried
 
 

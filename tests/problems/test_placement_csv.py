@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
 from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.placement_csv import buffers_from_csv, buffers_to_csv, ids, load_buffers, save_offsets
-from tests.placements import problems
+from lowtide.problems.placement_csv import buffers_from_csv, ids, load_buffers, save_offsets
+from tests.placements import buffers_to_csv, problems
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "place" / "example.12.csv"
 

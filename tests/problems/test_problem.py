@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import FormatError
-from lowtide.problems.order import OrderProblem, Rows
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Rows, Task
 from tests.problems import Case, cases
 
 

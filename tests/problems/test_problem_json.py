@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem, problem_from_json, problem_to_json
 from tests.edits import edited
 from tests.problems import Case, cases, same

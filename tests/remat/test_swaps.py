@@ -12,8 +12,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.eviction import Bias, ScoreWeights, evict

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.cost.presets import preset
 from lowtide.ir.text.graph_text import parse
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.remat.cost import _QUEUE, cost_of
 from lowtide.remat.eviction import evict
 from lowtide.remat.problem import Clocks, Links, RematProblem, rows_of, with_views

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from research.buffers import order_buffers, place_problem
 from tests.problems import Case, cases, unhurried
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from bench.rewrites import Source
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, ReversePostOrder

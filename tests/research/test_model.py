@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lowtide.placement import Placement
 from lowtide.placement.base import placed
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.placement import PlaceProblem, check_placement
 from lowtide.problems.status import Status

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import ReadyList, ReversePostOrder, Schedule

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, lower_bound_bytes, schedule

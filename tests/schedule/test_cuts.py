@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Best, schedule
 from lowtide.schedule.cuts import cut_bound_bytes, least_need

@@ -15,8 +15,7 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.status import Status
 from lowtide.ranges.orders import fewest, one_by_one
 from lowtide.ranges.points import sample_points

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.base.solver_text import described
-from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_check import Task
+from lowtide.problems.order import OrderProblem, Task
 from lowtide.schedule import ProgramOrder, ReadyList, Repair, ReversePostOrder, Solver
 from tests.problems import Case, cases, slow_peak, unhurried
 
