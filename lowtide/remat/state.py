@@ -64,7 +64,7 @@ NOW = np.dtype([
     ("level", np.int64), ("count", np.int64), ("stamp", np.int64), ("members", np.int64),
     ("away", np.int64), ("away_us", np.float64),  # how many were dropped and have not been loaded since, and what their loads take
     ("clock", np.float64), ("to_host", np.float64), ("from_host", np.float64),  # when operators and either link are free
-    # The rule, see `evict.ScoreWeights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
+    # The rule, see `eviction.ScoreWeights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
     ("limit_bytes", np.int64), ("cost_power", np.float64),
     ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64), ("pushes", np.bool_),
     ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
