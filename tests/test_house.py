@@ -10,6 +10,8 @@ from tests.imports import PACKAGE
 TESTS = Path(__file__).parent
 BUDGET_LINES = 62_226  # of the package, and it falls: what comes in pays by what goes out
 
+A_SCREEN = 25  # files that are seen at one look
+
 
 def test_the_package_stays_within_its_budget_of_lines():
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py"))
@@ -33,6 +35,12 @@ def test_files_are_named_by_nouns():
         )
         == []
     )
+
+
+def test_a_room_that_fits_on_a_screen_has_no_folders():
+    """But for the arena of `runtime`, which lies beside its source in C++."""
+    with_folders = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/*/__init__.py")}
+    assert {room for room in with_folders if len(list((PACKAGE / room).rglob("*.py"))) <= A_SCREEN} == {"runtime"}
 
 
 def test_test_files_have_names_of_their_own():
