@@ -65,7 +65,7 @@ def test_a_refusal_that_the_program_catches_is_one_all_the_same():
     def careful(model, x):
         y = model(x)
         try:
-            scale = x.max().item() * y.max().item()
+            scale = 2.0 if y.max().item() > 0 else 3.0
         except Exception:
             scale = 1.0  # the way that eager never takes
         return y.sum() * scale

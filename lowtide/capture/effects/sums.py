@@ -348,9 +348,8 @@ for _names, _method in ((_ANY, _operation), (_BY_NUMBERS, partial(_operation, di
         setattr(Term, f"__r{_name}__", _method(_of_two, turned=True))
 for _name, _step in (("pow", 1), ("rpow", -1)):
     setattr(Term, f"__{_name}__", lambda *both, step=_step: _power(*both[::step]))
-Term.__divmod__ = _quotient  # type: ignore[attr-defined]
-Term.__bool__ = _truth  # type: ignore[attr-defined]
-Term.__round__ = _rounded  # type: ignore[attr-defined]
+for _name, _own_way in {"divmod": _quotient, "bool": _truth, "round": _rounded}.items():
+    setattr(Term, f"__{_name}__", _own_way)
 for _name, _of_one in _ALONE.items():
     setattr(Term, f"__{_name}__", lambda self, function=_of_one: NumberExpression(function, (self,)))
 for _name, _asking in _ASKS.items():
