@@ -296,14 +296,13 @@ def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
 
     def anneal(steps: int) -> None:
         for _ in range(steps):
-            model.rate *= 0.9
-            twin.rate *= 0.9
+            model.factors = twin.factors = (model.factors[0] * 0.9, 2.0)
             step(x)
             eager.zero_grad()
             squares(twin, x).backward()
             eager.step()
 
-    with pytest.warns(UserWarning, match="3 calls in a row: attribute 'rate' of '' was.*run as the loop would") as told:
+    with pytest.warns(UserWarning, match="3 calls in a row: attribute 'factors' of '' .*run as the loop would") as told:
         anneal(12)
     assert len(told) == 1
     assert len(step._families) == 4
@@ -317,7 +316,7 @@ def test_what_comes_again_is_captured_though_its_cause_was_given_up():
 
     def run() -> None:
         for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.4, 0.4, 0.4):
-            model.rate = rate
+            model.factors = (rate, 2.0)
             step(torch.ones(4, 6))
 
     with pytest.warns(UserWarning, match="3 calls in a row"):
@@ -335,7 +334,7 @@ def test_what_changes_within_an_object_is_named():
             model.config.inner.shift += 1.0
             step(torch.ones(4, 6))
 
-    with pytest.warns(UserWarning, match=r"attribute 'config' of '' has changed: 'shift' was 3.5 and is 4.5"):
+    with pytest.warns(UserWarning, match=r"attribute 'inner' of a Settings.* has changed: 'shift' was 3.5 and is 4.5"):
         anneal(5)
 
 
