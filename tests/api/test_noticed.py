@@ -286,9 +286,20 @@ def test_transformers_configuration_is_noticed():
     assert not differences(expected, fn(input_ids=tokens).hidden_states)
 
 
+class Worded(Tunable):
+    """Computes with how long a text is, which is no number that a step could be given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = "a"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / len(self.word)
+
+
 def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
     torch.manual_seed(0)
-    model = Tunable()
+    model = Worded()
     twin, x = copy.deepcopy(model), torch.ones(4, 6)
     step, eager = _step(model), sgd(twin)
     calls: list[int] = []
@@ -296,14 +307,13 @@ def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
 
     def anneal(steps: int) -> None:
         for _ in range(steps):
-            model.rate *= 0.9
-            twin.rate *= 0.9
+            model.word = twin.word = model.word + "a"
             step(x)
             eager.zero_grad()
             squares(twin, x).backward()
             eager.step()
 
-    with pytest.warns(UserWarning, match="3 calls in a row: attribute 'rate' of '' was.*run as the loop would") as told:
+    with pytest.warns(UserWarning, match="3 calls in a row: attribute 'word' of '' was.*run as the loop would") as told:
         anneal(12)
     assert len(told) == 1
     assert len(step._families) == 4
@@ -312,12 +322,12 @@ def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
 
 
 def test_what_comes_again_is_captured_though_its_cause_was_given_up():
-    model = Tunable()
+    model = Worded()
     step = _step(model)
 
     def run() -> None:
-        for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.4, 0.4, 0.4):
-            model.rate = rate
+        for rate in (2, 3, 4, 5, 6, 5, 5, 5):
+            model.word = "a" * rate
             step(torch.ones(4, 6))
 
     with pytest.warns(UserWarning, match="3 calls in a row"):
@@ -335,7 +345,7 @@ def test_what_changes_within_an_object_is_named():
             model.config.inner.shift += 1.0
             step(torch.ones(4, 6))
 
-    with pytest.warns(UserWarning, match=r"attribute 'config' of '' has changed: 'shift' was 3.5 and is 4.5"):
+    with pytest.warns(UserWarning, match=r"attribute 'inner' of a Settings.* has changed: 'shift' was 3.5 and is 4.5"):
         anneal(5)
 
 
