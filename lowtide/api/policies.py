@@ -42,8 +42,8 @@ class StepsByShape(Generic[S]):
         if error.shape in self._made:
             self._made.move_to_end(error.shape)
             return self._made[error.shape]
-        if self.policy == "error":
-            raise error
+        if self.policy == "error":  # another one, as those who hold this one are in its traceback: a circle, and the model within
+            raise NewShapeError(str(error), error.difference, error.shape, restructured=error.restructured)
         if self.policy == "eager" or (self.policy is None and not self._limited and self._count):
             self._warn_eager(error)
             return None

@@ -83,7 +83,9 @@ class Step:
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
-        self._others = OtherShapes[Step](maker, on_new_shape, seen, training=batch.training, make=self._on_same)
+        self._others = OtherShapes[Step](
+            maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._arena, check)
+        )
         self._policy, self._checks = check, dict[int, SecondLook]()  # by family
         self._check = self._check_of(family)  # of the family that runs
         self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
@@ -242,7 +244,7 @@ class Step:
             with self._turn():
                 prepared = self._prepared(args, kwargs, always=self._others.limited)
         except NewShapeError as error:
-            reshaped = error
+            reshaped = error.with_traceback(None)
         else:
             if prepared is None:
                 self.empty_arena()
@@ -256,7 +258,10 @@ class Step:
             return result
         if self._obstacle:
             raise StepError(self._obstacle)
-        other = self._others.find(reshaped, self._families[0], args, kwargs)
+        try:
+            other = self._others.find(reshaped, self._families[0], args, kwargs)
+        finally:
+            del reshaped  # or what it is raised with holds this frame, which holds it: a circle, and the model within
         if other is None:
             self.empty_arena()
             return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs)
@@ -340,11 +345,6 @@ class Step:
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
         return self._others.step_for(error, self._families[0], args, kwargs)
-
-    def _on_same(self, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
-        """A step for another shape, on the same objects and in the same arena."""
-        arena = self._arena
-        return Step(maker, spec, family, self._obstacle, None if arena is None else lambda _: arena, "error", check=self._policy)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
         """The program for a call, captured now where there is none."""
@@ -477,3 +477,8 @@ class Step:
         if family is not self._families[0]:
             self._measured = None
             self._families = [family, *(other for other in self._families if other is not family)]
+
+
+def _on_same(obstacle: str, arena: StepArena | None, check: str, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
+    """A step for another shape, on the same objects and in the same arena. It knows no other step, so that none is kept by another."""
+    return Step(maker, spec, family, obstacle, None if arena is None else lambda _: arena, "error", check=check)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OBJECTS = 100_000  # made since the last look, before the next
+_GROWTH = 1.25  # of all objects until all are looked at, as of the collector's own: what is set aside and back it has not counted
 _OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 
@@ -54,6 +55,7 @@ def collected_seldom() -> Iterator[None]:
 
 class _Aside:
     ours = False  # whether what is frozen is so by `set_aside`
+    count = 0  # of objects, when all were last looked at
 
 
 @contextmanager
@@ -66,11 +68,22 @@ def set_aside() -> Iterator[None]:
     _Aside.ours |= ours
     try:
         if ours:
-            gc.freeze()
+            _freeze()
         yield
     finally:
         if ours:
             look_at_all()
+
+
+def _freeze() -> None:
+    """What was let go since is found first, where that may be much: the collector would never look for it again by itself."""
+    gc.freeze()
+    if gc.isenabled() and 0 < _Aside.count * _GROWTH < gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        _Aside.count = gc.get_freeze_count()
+    _Aside.count = _Aside.count or gc.get_freeze_count()
 
 
 def look_at_all() -> None:

@@ -135,12 +135,15 @@ class Number:
         """What happens to whoever looks at it, or computes with it."""
         error = LeavingError(
             f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
-            "itself (torch.where, clamp)"
+            "itself (torch.where, clamp)",
+            converts=True,
         )
-        error.converts = True
         if self.refusals is not None:
             self.refusals.append(error)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
 
 for _name in (

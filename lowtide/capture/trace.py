@@ -358,6 +358,7 @@ def tracing(
                 yield trace
         finally:
             trace.forget_example()
+            trace.recorder.refusals.clear()  # whose tracebacks hold the recorder
 
 
 def _value_of(item: Any, draft: Draft) -> Value:

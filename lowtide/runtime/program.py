@@ -70,7 +70,7 @@ class Program:
         # Tracebacks and debuggers find the program's lines here, for as long as there is a program.
         weakref.finalize(self, linecache.cache.pop, filename, None)
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
-        object.__setattr__(self, "_step", namespace["step"])
+        object.__setattr__(self, "_step", namespace.pop("step"))
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run on the graph's inputs, tensors and numbers in their order; the graph's outputs."""

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +80,38 @@ def test_what_is_set_aside_is_back_whatever_happens_and_one_within_another_chang
     with set_aside():
         look_at_all()
         assert gc.get_freeze_count() <= before
+
+
+def test_what_is_let_go_between_programs_is_found_though_all_was_set_aside() -> None:
+    """The collector counts nothing of what was set aside and back: by itself it would never look at that again."""
+    gc.set_threshold(700, 10, 10)
+    gc.collect()
+
+    class Circle:
+        def __init__(self) -> None:
+            self.own = self
+
+    made, most = list[weakref.ref[Circle]](), len(gc.get_objects())
+    for _ in range(8):
+        kept = [Circle() for _ in range(most // 10)]
+        made += map(weakref.ref, kept)
+        with set_aside():
+            pass
+        kept.clear()
+    assert sum(each() is not None for each in made) < most // 2
+
+
+def test_a_collector_that_is_switched_off_is_not_asked() -> None:
+    gc.disable()
+    looks = []
+    gc.callbacks.append(lambda phase, _: looks.append(phase))
+    try:
+        for _ in range(3):
+            kept = [[each] for each in range(len(gc.get_objects()))]
+            with set_aside():
+                pass
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+    assert kept
+    assert looks == []

@@ -170,9 +170,8 @@ def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple
             return certain
         if asks and (check := check_of_caller()) is not None:
             return failed_check(recorder, args[0], check)
-        error = LeavingError(why_unread(operators.name_of(op), str(why)))
-        error.converts = op is _aten._local_scalar_dense.default and not asks
-        raise error from None
+        wants_number = op is _aten._local_scalar_dense.default and not asks
+        raise LeavingError(why_unread(operators.name_of(op), str(why)), converts=wants_number) from None
 
 
 def failed_check(recorder: Recording, flag: torch.Tensor, check: DataCheck) -> bool:

@@ -74,9 +74,8 @@ def outputs_of(
         if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
             raise CaptureError("a number that the program computes lies in an object that cannot be made again")
         if any(type(leaf.value) is str and "FakeTensor(" in leaf.value for leaf in leaves):
-            error = LeavingError("a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself")
-            error.converts = True
-            raise error
+            shows = "a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself"
+            raise LeavingError(shows, converts=True)
         plainly |= any(type(leaf.value) in (int, float, str, bytes, complex, NumberExpression) for leaf in leaves)
         plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
         actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))

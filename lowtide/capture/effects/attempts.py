@@ -94,7 +94,11 @@ def _summed(
     if captured is None:
         _put_back(counted)
         assert refusal is not None, "the last attempt has failed"
-        raise refusal
+        try:
+            raise refusal
+        finally:
+            del refusal  # its traceback holds this frame: a circle, and the model within
+    refusal = None
     return captured
 
 
@@ -131,6 +135,7 @@ def _followed(
             failed = error
         finally:
             known_why = known_why or leaving.missed
+            leaving.refusals.clear()
             for key, place in leaving.counted.items():
                 counted.setdefault(key, place)
             for container in leaving.all():
@@ -146,7 +151,10 @@ def _followed(
         if len(narrower) < len(leaving.containers) and not final:
             chosen = narrower
         elif failed is not None:
-            raise known_why or failed
+            try:
+                raise known_why or failed
+            finally:
+                del failed, known_why  # as in `_summed`
         else:
             assert captured is not None, "it was captured, or has failed"
             words.append(leaving.words)

@@ -45,7 +45,10 @@ _NOT_WATCHED = (
 class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
 
-    converts = False  # it wants it as Python's own number
+    def __init__(self, text: str, *, converts: bool = False) -> None:
+        """`converts`: it wants it as Python's own number."""
+        super().__init__(text)
+        self.converts = converts
 
 
 class StaleError(CaptureError):
