@@ -308,9 +308,9 @@ def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     module = importlib.import_module("lowtide.api.captures")
     count, capture = [0], module.capture_training
 
-    def counting(*arguments: Any, put_back: bool = False, leaves: bool = False) -> Any:
+    def counting(*arguments: Any, put_back: bool = False, **more: Any) -> Any:
         count[0] += not put_back
-        return capture(*arguments, put_back=put_back, leaves=leaves)
+        return capture(*arguments, put_back=put_back, **more)
 
     monkeypatch.setattr(module, "capture_training", counting)
     return count
