@@ -136,7 +136,8 @@ def device_of(model: nn.Module, wished: torch.device | str | None, machine: Devi
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if device.type == "meta":
         target = torch.device(wished if wished is not None else "cpu")
-        if target.type == "cuda" and not torch.cuda.is_available() and (machine is None or not machine.memory_bytes):
+        gpu = torch.cuda.is_available() or (machine is not None and machine.memory_bytes)
+        if target.type not in ("cpu", "cuda" if gpu else "cpu"):
             raise ValueError(f"device: expected a device that is here, or a GPU by name in `simulate` ('h200'), got {target}")
         return target
     if wished is not None and torch.device(wished) != device:

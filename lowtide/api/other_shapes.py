@@ -121,7 +121,7 @@ class OtherShapes(Generic[S]):
     def find(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
         """The step for a batch of another shape; None where the caller's own loop is to run. `newest` are the programs that run now.
 
-        It also runs where the program raises something under capture: it may do so without one, too, and then that is what is told.
+        It also runs where the program raises something under capture: so all is done that comes before, and its own error is told.
         """
         try:
             if (steps := self._of_range(error, newest, args, kwargs)) is not None:
@@ -150,7 +150,7 @@ class OtherShapes(Generic[S]):
         assert self.range is not None, "the batch lies in it"
         if len(self._ranged) >= _MOST_RANGED:
             self._ranged.popitem(last=False)
-        family = self.range.known(args, kwargs) or captured(self.range, args, kwargs)
+        family = self.range.known(args, kwargs) or captured(self.range, args, kwargs, own=self.limited)
         steps = self._ranged[error.shape] = self._make(self.range, self._spec(args, kwargs), family)
         return steps
 
@@ -177,18 +177,18 @@ class OtherShapes(Generic[S]):
     def _for_shape(self, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
         """A step for batches like this one, within the same bytes."""
         maker = self._maker.for_other_shapes(newest)
-        return self._make(maker, self._spec(args, kwargs), captured(maker, args, kwargs))
+        return self._make(maker, self._spec(args, kwargs), captured(maker, args, kwargs, own=self.limited))
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchSpec:
         return BatchSpec.of(args, kwargs, self._maker.capturing.device, self._training)
 
 
-def captured(maker: StepMaker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Family:
-    """Programs for the caller's objects and this batch as they are now. Where an assertion of the program's own fails, its error."""
+def captured(maker: StepMaker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any], *, own: bool = True) -> Family:
+    """Programs for the caller's objects and this batch as they are now. `own`: where the program itself raises, its error is raised."""
     try:
         return maker.make(*detached(args, kwargs))
     except CaptureError as error:
-        own = programs_own(error)
-        if own is None:
+        its_own = programs_own(error) if own else None
+        if its_own is None:
             raise
-    raise own
+    raise its_own

@@ -45,7 +45,7 @@ from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
-from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value
+from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value, with_values
 from lowtide.ir.operators.nodes import is_collective, is_random
 from lowtide.ir.operators.row import STOP
 
@@ -232,7 +232,9 @@ class Recorder(TorchDispatchMode):
 
     def _results_of(self, func: OpOverload, recorded: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives under fake tensors, as the real one does."""
-        call = Node(operators.name_of(func), recorded[0], (), recorded[1])
+        whole = {self.draft.scalar_of(item) for item in (*args, *kwargs.values()) if type(item) is int}
+        given = with_values(recorded, lambda value: 1 if value in whole else value)  # where it is tried, too, it decides a dtype
+        call = Node(operators.name_of(func), given[0], (), given[1])
         return run(func, args, kwargs, call, self.draft.nodes, self.draft.symbols)
 
     def _reshape(self, func: OpOverload, args: Any, kwargs: Any) -> Any:

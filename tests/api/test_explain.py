@@ -259,8 +259,9 @@ def test_a_model_is_wanted_and_a_gpu_that_is_here():
     if not torch.cuda.is_available():
         with torch.device("meta"):
             model = nn.Linear(4, 4)
-        with pytest.raises(ValueError, match=r"device: expected a device that is here, or a GPU by name in `simulate`"):
-            explain(model, (torch.ones(2, 4, device="meta"),), **in_values(device="cuda", **QUIET))
+        for device in ("cuda", "mps"):
+            with pytest.raises(ValueError, match=r"device: expected a device that is here, or a GPU by name in `simulate`"):
+                explain(model, (torch.ones(2, 4, device="meta"),), **in_values(device=device, **QUIET))
         with pytest.raises(ValueError, match=r"device: expected a device that is here, or a GPU by name in `simulate`"):
             lowtide.optimize(model, (torch.ones(2, 4, device="meta"),), **in_values(device="cuda", simulate="cpu", **QUIET))
 

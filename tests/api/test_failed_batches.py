@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.nn import functional
 
 import lowtide
 from tests.leaving import Net, square
@@ -18,6 +19,10 @@ def checked(model: nn.Module, x: Tensor) -> Tensor:
     if len(x) < 4:
         raise ValueError(f"{len(x)} rows are too few")
     return square(model, x)
+
+
+def checked_late(model: nn.Module, x: Tensor) -> Tensor:
+    return checked(model, functional.dropout(x, 0.5))
 
 
 def indexed(model: nn.Module, x: Tensor) -> Tensor:
@@ -57,7 +62,14 @@ def trained(loss: Callable[..., Any], kind: type[Exception], *, eagerly: bool, w
 @pytest.mark.filterwarnings("ignore:a batch of another shape is run as the loop would run it")
 @pytest.mark.parametrize(
     ("loss", "kind", "width"),
-    [(square, RuntimeError, 4), (checked, ValueError, 3), (indexed, IndexError, 3), (viewed, RuntimeError, 3), (looked_up, KeyError, 3)],
+    [
+        (square, RuntimeError, 4),
+        (checked, ValueError, 3),
+        (checked_late, ValueError, 3),
+        (indexed, IndexError, 3),
+        (viewed, RuntimeError, 3),
+        (looked_up, KeyError, 3),
+    ],
 )
 def test_what_catches_eagers_error_catches_it(loss, kind, width):
     found = differences(trained(loss, kind, eagerly=True, width=width), trained(loss, kind, eagerly=False, width=width))

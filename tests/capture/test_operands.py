@@ -51,6 +51,13 @@ USES: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     "of one kind": lambda value, number, state, x: value * x.new_tensor(number) * torch.full((2,), number).sum() + torch.as_tensor(number),
     "a share": lambda value, number, state, x: torch.add(value, value, alpha=number).clamp(max=number) + (x > number).sum(),
     "whole numbers": lambda value, number, state, x: value + (x > 0.5).long().mul(state.calls).sum() * torch.full((), state.calls),
+    "whole numbers made fractions": lambda value, number, state, x: value * ((x > 0.5).long() * state.calls).float().mean(),
+    "a share by mixed numbers": lambda value, number, state, x: (
+        value * (1 - min(1, state.calls / 3)) * torch.tensor([min(1, number), 0.5]).sum()
+    ),
+    "squares": lambda value, number, state, x: (
+        value * torch.tensor([(x > number).sum().item() ** 2, 3]).float().std() + (x.long() * state.calls**2).sum()
+    ),
     "an answer": lambda value, number, state, x: value * torch.tensor(number > 0.1),
 }
 
@@ -92,6 +99,9 @@ REFUSED: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     "a size": lambda value, number, state, x: value * torch.full((state.calls,), 1.0).sum(),
     "a rate": lambda value, number, state, x: nn.functional.dropout(value, 0.1 * state.calls),
     "a position": lambda value, number, state, x: value * x[state.calls].sum(),
+    "a whole number or a fraction": lambda value, number, state, x: value * ((x > 0.5).long() * max(state.calls, 2.0)).float().mean(),
+    "a tensor of one": lambda value, number, state, x: value * torch.tensor(min(1, state.calls / 2)),
+    "a whole power": lambda value, number, state, x: value * torch.tensor(2 ** (x > 0.5).sum().item()),
 }
 
 

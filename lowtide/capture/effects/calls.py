@@ -20,7 +20,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
 from lowtide.capture.effects.operands import NumberOperands
-from lowtide.capture.effects.sums import NumberExpression, emitters, in_program, is_term, numbers_in, text_of, whole
+from lowtide.capture.effects.sums import NumberExpression, emitters, in_program, is_term, kind_of, numbers_in, text_of, whole
 from lowtide.ir.operators.row import MATH_FUNCTIONS
 
 _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
@@ -91,9 +91,9 @@ def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _order(plain: Callable[..., Any]) -> Callable[..., Any]:
     def order(items: Any, **options: Any) -> Any:
         given = items if isinstance(items, (list, tuple)) else ()
-        if options or not any(map(is_term, given)) or len({_kind(each) for each in given}) > 1:
+        if options or not any(map(is_term, given)) or {kind_of(each) for each in given} not in ({int}, {float}):
             return plain(items, **options)
-        return [NumberExpression(_placed(at, plain), tuple(given), _kind(given[0])) for at in range(len(given))]
+        return [NumberExpression(_placed(at, plain), tuple(given), kind_of(given[0])) for at in range(len(given))]
 
     return order
 
@@ -104,12 +104,6 @@ def _placed(at: int, order: Callable[..., Any]) -> Callable[..., Any]:
 
     placed.__name__ = f"sorted[{at}]"
     return placed
-
-
-def _kind(item: Any) -> Any:
-    """What a number is when the step runs; no class of another kind of thing."""
-    kind = item.kind if is_term(item) else type(item)
-    return kind if kind in (int, float) else object()
 
 
 def _encoding(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ it: so only those operators take one whose gradients have it as it is.
 from __future__ import annotations
 
 import math
-import operator
 import random
 import weakref
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
-from lowtide.capture.effects.sums import EarlierNumber, NumberExpression, Term, is_term, numbers_in
+from lowtide.capture.effects.sums import RELATIONS, EarlierNumber, NumberExpression, Term, is_term, may_be_whole, numbers_in
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.results import Number
 from lowtide.ir import tree
@@ -28,10 +27,8 @@ _ARITHMETIC = {f"{side}{name}" for name in ("add", "sub", "mul", "div", "truediv
 _LINEAR = _ARITHMETIC | {"clamp", "where", "gt", "lt", "ge", "le", "eq", "ne"}  # whose gradients have a number as it is
 _PLAIN = _LINEAR | {"lerp", "addcmul", "addcdiv", "fill", "full", "full_like", "new_full"}
 _MADE = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
-_RELATIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
-    math.isfinite: torch.isfinite, math.isnan: torch.isnan, math.isinf: torch.isinf, operator.eq: torch.eq, operator.ne: torch.ne,
-    operator.lt: torch.lt, operator.le: torch.le, operator.gt: torch.gt, operator.ge: torch.ge,
-}  # fmt: skip
+_ASKED = math.isfinite, math.isnan, math.isinf, *RELATIONS.values()
+_OF_TENSORS: dict[Any, Callable[..., torch.Tensor]] = {each: getattr(torch, each.__name__) for each in _ASKED}
 
 
 class NumberOperands(TorchFunctionMode):
@@ -79,7 +76,8 @@ class NumberOperands(TorchFunctionMode):
             return self._made(args[-1], **({} if own is None else {"dtype": own.dtype, "device": own.device}) | kwargs)
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         allowed = _LINEAR if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) else _PLAIN
-        if getattr(func, "__name__", "").strip("_") not in allowed or any(each.kind is bool for each in given):
+        decides = any(map(may_be_whole, given)) and not any(each.is_floating_point() for each in tensors)
+        if decides or getattr(func, "__name__", "").strip("_") not in allowed or any(each.kind is bool for each in given):
             given[0].refuse()
         leaves, rebuild = tree.flatten((args, kwargs))
         known = {id(each): self._stand_in(each) for each in given}
@@ -98,18 +96,21 @@ class NumberOperands(TorchFunctionMode):
 
     def _made(self, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
         """What `torch.tensor` makes of numbers in lists."""
-        kinds = {each.kind if is_term(each) else type(each) for each in _leaves_of(data)}
+        leaves = _leaves_of(data)
+        kinds = {each.kind if is_term(each) else type(each) for each in leaves if not may_be_whole(each)}
+        if dtype is None and float not in kinds and (unknown := next(filter(may_be_whole, leaves), None)) is not None:
+            unknown.refuse()
         dtype = dtype or (torch.get_default_dtype() if float in kinds else torch.int64 if int in kinds else torch.bool)
         if isinstance(data, (list, tuple)):
             return torch.stack([self._made(each, dtype, device) for each in data])
-        if isinstance(data, NumberExpression) and data.function in _RELATIONS:
+        if isinstance(data, NumberExpression) and data.function in _OF_TENSORS:
             return self._tensor(data).to(dtype)
         return torch.full((), self._stand_in(data) if is_term(data) else data, dtype=dtype, device=device)
 
     def _tensor(self, item: Any) -> torch.Tensor:
         """A number, or what a comparison of numbers gives, as a tensor that Python would compute alike."""
-        if isinstance(item, NumberExpression) and item.function in _RELATIONS:
-            return _RELATIONS[item.function](*map(self._tensor, item.args))
+        if isinstance(item, NumberExpression) and item.function in _OF_TENSORS:
+            return _OF_TENSORS[item.function](*map(self._tensor, item.args))
         kind = item.kind if is_term(item) else type(item)
         return self._made(item, {float: torch.float64, int: torch.int64}.get(kind, torch.bool))
 

@@ -27,25 +27,17 @@ emitters: list[Emitter] = []  # of what is recorded, the innermost last
 Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
-_BY_NUMBERS: dict[str, Callable[..., Any]] = {
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-}  # which may fail for others
+_BY_NUMBERS = {name: getattr(operator, name) for name in ("truediv", "floordiv", "mod")}  # which may fail for others
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
 _OTHERS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "pow": operator.pow}
 _SPELLED = {function: name for table in (_ANY, _BY_NUMBERS, _ALONE, _OTHERS) for name, function in table.items()}
-_ASKS: dict[str, Callable[..., Any]] = {
-    "float": float, "int": int, "index": operator.index, "hash": hash, "str": str, "format": format, "repr": repr,
-}  # fmt: skip
+_ASKS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (float, int, operator.index, hash, str, format, repr)}
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
 }  # fmt: skip
 _EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: "", tuple: ()}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
-_RELATIONS: dict[str, Callable[..., Any]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
+RELATIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 
 class Emitter(Protocol):
@@ -185,7 +177,8 @@ def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
     return TextExpression(text, tuple(leaf.value for leaf in leaves), kind)
 
 
-def _kind(item: Any) -> type:
+def kind_of(item: Any) -> type:
+    """What a number is when the step runs."""
     return item.kind if isinstance(item, Term) else type(item)
 
 
@@ -193,6 +186,16 @@ def is_term(item: Any) -> bool:
     """Whether it can be computed with here: what lies in a place that another thread finds is a number for that."""
     earlier = object.__getattribute__(item, "earlier") if type(item) is EarlierNumber else None
     return issubclass(type(item), Term) and (earlier is None or earlier.thread == threading.get_ident())
+
+
+def may_be_whole(item: Any) -> bool:
+    """Whether one step's number may be whole and another's not, by which torch chooses a dtype: `min(1, x)`, `2 ** n`."""
+    if not isinstance(item, NumberExpression) or item.function in (operator.truediv, float):
+        return False
+    unsure, sure = any(map(may_be_whole, item.args)), {kind_of(each) for each in item.args if not may_be_whole(each)}
+    if _SPELLED.get(item.function) in ("max", "min"):
+        return unsure or len(sure) > 1
+    return float not in sure and (unsure or (item.function is operator.pow and type(item.args[1]) is not int))
 
 
 def numbers_in(items: Iterable[Any]) -> Iterator[Any]:
@@ -239,7 +242,7 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
             return text_of(function, one, two) if function is operator.add else function(_asked(one), _asked(two))
-        if function is operator.add and {_kind(one), _kind(two)} == {tuple}:
+        if function is operator.add and {kind_of(one), kind_of(two)} == {tuple}:
             return _put_together(function, (one, two), tuple)
         if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
             return NumberExpression(function, (one, two))
@@ -250,11 +253,8 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
 
 def _may_be_zero(item: Any) -> bool:
     if isinstance(item, Term):
-        if (
-            isinstance(item, NumberExpression)
-            and _SPELLED.get(item.function) == "max"
-            and any(type(each) in (int, float) and each > 0 for each in item.args)
-        ):
+        largest_of = item.args if isinstance(item, NumberExpression) and _SPELLED.get(item.function) == "max" else ()
+        if any(type(each) in (int, float) and each > 0 for each in largest_of):
             return False  # nor is nan
         if (earlier := _earlier(item)) is not None:
             return not earlier.divides(item)
@@ -276,9 +276,13 @@ def in_program(op: str, *operands: Any) -> Any:
 
 def _power(*both: Any) -> Any:
     """Of what earlier steps leave it is looked at before a step begins whether there is one."""
-    raised = NumberExpression(operator.pow, both)
+    raised = NumberExpression(operator.pow, both, float if type(both[1]) is int and both[1] < 0 else None)
     if (earlier := _earlier(raised)) is None:
-        return in_program("pow", *both)
+        if may_be_whole(raised):
+            raised.refuse()
+        computed = in_program("pow", *both)
+        computed.kind = raised.kind
+        return computed
     power = recipe(raised)
     earlier.divisors.append(lambda results, before: [power(results, before)])
     return raised
@@ -356,7 +360,7 @@ for _name, _asking in _ASKS.items():
     setattr(Term, f"__{_name}__", _question(_asking))
 for _name, _asking in _OF_TEXTS.items():
     setattr(TextExpression, f"__{_name}__", _question(_asking))
-for _name, _relation in _RELATIONS.items():
+for _name, _relation in RELATIONS.items():
     setattr(Term, f"__{_name}__", _comparison(_name, _relation))
 
 

@@ -36,10 +36,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "is": operator.is_,
     "is float": lambda item, expected: isinstance(item, float) is expected,
 }  # fmt: skip
-NUMBER_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
-    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
-}  # fmt: skip
+_OF_TWO = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
+NUMBER_OPERATIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _OF_TWO}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"neg": operator.neg, "abs": abs, "max": max, "min": min}
 _MATH: dict[str, Callable[..., Any]] = {name: getattr(math, name) for name in sorted(MATH_FUNCTIONS)}
 
