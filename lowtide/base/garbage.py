@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OBJECTS = 100_000  # made since the last look, before the next
-_GROWTH = 1.25  # of all objects until all are looked at, as of the collector's own: what is set aside and back it has not counted
+_GROWTH = 2  # of all objects until all are looked at: by itself the collector does not count what is set aside and back
 _OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 

@@ -92,13 +92,13 @@ def test_what_is_let_go_between_programs_is_found_though_all_was_set_aside() -> 
             self.own = self
 
     made, most = list[weakref.ref[Circle]](), len(gc.get_objects())
-    for _ in range(8):
+    for _ in range(16):
         kept = [Circle() for _ in range(most // 10)]
         made += map(weakref.ref, kept)
         with set_aside():
             pass
         kept.clear()
-    assert sum(each() is not None for each in made) < most // 2
+    assert sum(each() is not None for each in made) < most
 
 
 def test_a_collector_that_is_switched_off_is_not_asked() -> None:
