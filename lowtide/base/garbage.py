@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 _OBJECTS = 100_000  # made since the last look, before the next
 _GROWTH = 2  # of all objects until all are looked at: by itself the collector does not count what is set aside and back
+_TURNS = 8  # of setting aside until all are counted, which takes a hundredth of a second
 _OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 
@@ -55,6 +56,7 @@ def collected_seldom() -> Iterator[None]:
 
 class _Aside:
     ours = False  # whether what is frozen is so by `set_aside`
+    turns = 0
     count = 0  # of objects, when all were last looked at
 
 
@@ -76,14 +78,14 @@ def set_aside() -> Iterator[None]:
 
 
 def _freeze() -> None:
-    """What was let go since is found first, where that may be much: the collector would never look for it again by itself."""
+    """What was let go since is found first, now and then: the collector would never look for it again by itself."""
     gc.freeze()
-    if gc.isenabled() and 0 < _Aside.count * _GROWTH < gc.get_freeze_count():
+    _Aside.turns += 1
+    if _Aside.turns % _TURNS == 0 and gc.isenabled() and gc.get_freeze_count() > _GROWTH * _Aside.count:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
         _Aside.count = gc.get_freeze_count()
-    _Aside.count = _Aside.count or gc.get_freeze_count()
 
 
 def look_at_all() -> None:
