@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -49,9 +50,9 @@ class Ends:
     def follow(self, tensor: torch.Tensor) -> None:
         """Notice when the storage that `tensor` lies on is let go. Its wrapper in Python lives for as long as it does."""
         key = address(tensor)
-        self._following[key] = weakref.ref(tensor.untyped_storage(), lambda _: self._note(key))
+        self._following[key] = weakref.ref(tensor.untyped_storage(), partial(self._note_end, key))
 
-    def _note(self, key: int) -> None:
+    def _note_end(self, key: int, _: object) -> None:
         self._following.pop(key, None)
         if self.nodes:
             self._last[key] = self.nodes[-1]

@@ -23,6 +23,7 @@ from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.gradients import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.hooks import watched_hooks
+from lowtide.capture.care.interrupts import interrupts_that_can_be_taken
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
@@ -334,6 +335,7 @@ def tracing(
     Modes of torch's dispatch that the caller has entered (a `FlopCounterMode`) do not see it: what they see is the program as it runs.
     """
     with (
+        interrupts_that_can_be_taken(),
         raised_in("the capture"),
         no_tracebacks_logged(),
         untouched_randomness(),

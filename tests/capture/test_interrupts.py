@@ -1,0 +1,48 @@
+"""Ctrl-C during a capture is a KeyboardInterrupt wherever it comes, and changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.imports import PACKAGE
+
+_SCRIPT = """
+import signal, sys
+import torch
+import lowtide
+
+model, x = torch.nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True), torch.ones(2, 3, 8)
+optimizer = torch.optim.SGD(model.parameters())
+loss = lambda model, x: model(x).square().mean()
+lowtide.optimize(model, x, loss=loss, optimizer=optimizer)  # what is imported now is not interrupted
+handler, weights = signal.getsignal(signal.SIGINT), [each.detach().clone() for each in model.parameters()]
+
+def interrupted_at(turn):
+    calls = 0
+
+    def interrupt(frame, event, _):
+        nonlocal calls
+        if event == "call" and frame.f_code.co_name == "find_torch_dispatch_rule":
+            calls += 1
+            if calls == turn:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(interrupt)
+    try:
+        lowtide.optimize(model, x, loss=loss, optimizer=optimizer)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+
+came = [interrupted_at(turn) for turn in range(1, 200, 9)]
+print(all(came), all(map(torch.equal, weights, model.parameters())), signal.getsignal(signal.SIGINT) is handler)
+"""
+
+
+def test_where_torch_can_take_no_exception_it_comes_a_moment_later():
+    """Where C++ asks for a rule of its modes: raised there it ended the process."""
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
