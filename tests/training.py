@@ -133,7 +133,6 @@ def _train(make: Make, how: Settings, stepper: Any) -> tuple[Outcome, Any]:
     torch.manual_seed(0)
     model, batch, loss, optimizer = make()
     args, kwargs = positional_and_keyword(batch)
-    _single_tensor(optimizer)
     torch.manual_seed(1)
     for turn in range(how.steps_before):
         eager_step(model, loss, optimizer, *varied((args, kwargs), turn), Settings())
@@ -162,13 +161,6 @@ def _optimized_step(model: nn.Module, loss: Any, optimizer: torch.optim.Optimize
         )  # fmt: skip
     before.assert_same(model, optimizer)
     return step
-
-
-def _single_tensor(optimizer: torch.optim.Optimizer) -> None:
-    """Eager PyTorch's own loop over parameters."""
-    for group in optimizer.param_groups:
-        if "foreach" in group:
-            group["foreach"] = False
 
 
 def _micro_batches(args: Any, kwargs: Any, count: int) -> list[Any]:

@@ -68,13 +68,11 @@ def workload_of(function: Callable[[], Any]) -> Workload:
 
 
 def eager_step(workload: Workload) -> Callable[[], Any]:
-    """The plain loop's body on a workload, with the optimizer on its single-tensor path."""
+    """The plain loop's body on a workload."""
     args, kwargs = positional_and_keyword(workload.batch)
     model, loss, optimizer = workload.model, workload.loss, workload.optimizer
     if loss is None or optimizer is None:
         return torch.no_grad()(lambda: model(*args, **kwargs))
-    for group in optimizer.param_groups:
-        group["foreach"], group["fused"] = False, False
 
     def step() -> Any:
         optimizer.zero_grad()

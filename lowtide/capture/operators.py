@@ -50,7 +50,7 @@ def written_positions(op: OpOverload, args: tuple[Any, ...]) -> tuple[int | str,
 def _schema_writes(op: OpOverload) -> tuple[int | str, ...]:
     positions: list[int | str] = []
     for position, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if argument.alias_info is not None and argument.alias_info.is_write and position != (row(op).gradients or None):
             positions.append(argument.name if argument.kwarg_only else position)
     return tuple(positions)
 
@@ -76,6 +76,11 @@ def is_random(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def node_is_random(node: Node) -> bool:
     return not is_arithmetic(node) and is_random(resolve(node.op), node.args, dict(node.kwargs))
+
+
+def rounds_number(op: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether `op` rounds a number to the dtype of the tensor that it writes, which its functional form does not."""
+    return op is torch.ops.aten.mul_.Scalar and args[0].device.type == "cpu" and args[0].dtype in (torch.bfloat16, torch.float16)
 
 
 def complex_in_place(op: OpOverload, args: tuple[Any, ...]) -> OpOverload | None:

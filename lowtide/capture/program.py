@@ -68,6 +68,7 @@ class TrainingProgram:
     ranks: Ranks | None = None  # where several processes train it together
     wrapper: nn.Module | None = None  # around the model, where there is one: what the user's functions are given
     counters: tuple[Callable[[], None], ...] = ()  # called after each step, for the wrappers around the optimizer
+    single_tensor: bool = False  # whether the optimizer's `foreach` and `fused` are left aside
 
     @property
     def given(self) -> nn.Module:
@@ -202,6 +203,7 @@ def _captured_training(
         trace.recorder.scripts = Scripts()
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
+        shadow = replace(shadow, single_tensor=program.single_tensor)
         if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
         with settings_unchanged(program.optimizer), trace.leaving_followed():
@@ -328,7 +330,8 @@ def _sharded(trace: Trace, shadow: Shadow, ranks: Ranks) -> Shadow:
     with trace.recording(), torch.no_grad():
         shards = own_shards(fakes, ranks) if trace.in_parts is None else trace.in_parts.shards(fakes)
     trace.sharded = shards, ranks
-    return replace(shadow, fakes={real: shards.get(fake, fake) for real, fake in shadow.fakes.items()})
+    fakes_of = {real: shards.get(fake, fake) for real, fake in shadow.fakes.items()}
+    return replace(shadow, fakes=fakes_of, single_tensor=True)  # fused kernels may round the last elements of a part otherwise
 
 
 def _trained(optimizer: torch.optim.Optimizer, fakes: FakeModel) -> Iterator[torch.Tensor]:

@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.capture import operators
+from lowtide.capture import lists, operators
 from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
 from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
@@ -45,7 +45,7 @@ from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
-from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value, with_values
+from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value, values_of, with_values
 from lowtide.ir.operators.nodes import is_collective, is_random
 from lowtide.ir.operators.row import STOP
 
@@ -135,9 +135,9 @@ class Recorder(TorchDispatchMode):
 
     # One operator.
 
-    def record(self, func: OpOverload, *args: Any) -> Any:
+    def record(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run an operator of the recorder's own making as if the program had called it."""
-        return self.__torch_dispatch__(func, (), args)
+        return self.__torch_dispatch__(func, (), args, kwargs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run `func` on fake tensors and record what it does. What is refused stays refused, also where the program catches the error."""
@@ -173,6 +173,9 @@ class Recorder(TorchDispatchMode):
         if (within := calls_within(func, args, kwargs, tensors_in((*args, *kwargs.values())))) is not None:
             with self:
                 return within()
+        if (instead := lists.run(func, args, kwargs, self.draft)) is not None:
+            with self:
+                return instead()
         if self.wholes is not None and self.wholes.run(func, args, kwargs, self.draft, self):
             return args[0] if func._schema.returns else None
         if func.overloadpacket is torch.ops.aten.set_:
@@ -190,6 +193,9 @@ class Recorder(TorchDispatchMode):
             return args[0]
         if (positions := shaped.without_masks(self, func, args)) is not None:
             return self.__torch_dispatch__(func, types, positions, kwargs)
+        if operators.rounds_number(func, args):
+            number = self.record(torch.ops.aten.scalar_tensor.default, args[1], dtype=args[0].dtype)
+            return self.__torch_dispatch__(torch.ops.aten.mul_.Tensor, types, (args[0], number))
         rounded = operators.complex_in_place(func, args)
         if rounded is not None and not is_lazy(args[0]) and not self.draft.owns(args[0]):
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], self.__torch_dispatch__(rounded, types, args)))
@@ -209,7 +215,7 @@ class Recorder(TorchDispatchMode):
         if operators.row(func).answers_without_data:
             return shaped.number(self, func, recorded, args)
         try:
-            out = self._results_of(func, recorded, args, kwargs)
+            out = None if operators.row(func).gradients else self._results_of(func, recorded, args, kwargs)
         except DataDependentOutputException:
             return shaped.number(self, func, recorded, args)
         except DynamicOutputShapeException:
@@ -320,7 +326,7 @@ class Recorder(TorchDispatchMode):
         name = operators.name_of(form)
         if len(targets) == 1 and covers(targets[0]) and geometry(results[0])[:3] == geometry(targets[0])[:3]:
             outputs: tuple[Value, ...] = (self.draft.new_value(results[0], name),)
-            own = () if isinstance(written[0], str) else ((recorded[0][written[0]], operators.name_of(func)),)
+            own = () if isinstance(written[0], str) else ((values_of(recorded[0][written[0]])[0], operators.name_of(func)),)
             inplace = own + self.draft.may_take(form, recorded, outputs)
             self._append(Node(name, recorded[0], outputs, recorded[1], inplace=inplace, source=source), random)
             self.draft.renew(targets[0], outputs[0])

@@ -139,6 +139,9 @@ def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloa
         yield f"{names[node.results[0]]} = {text_of(node.args[0], names)}.item()"
     elif reuse >= 0 and node.op == SCATTER:
         yield from _scatter_in_place(node, names)
+    elif reuse >= 0 and not _schema(node.inplace[reuse][1]).returns:  # over a list of one tensor
+        yield _call_in_place(node, reuse, names)
+        yield f"{names[node.results[0]]} = {names[node.inplace[reuse][0]]}{comment(node)}"
     else:
         expression = _call_in_place(node, reuse, names) if reuse >= 0 else call(node.op, node.args, node.kwargs, names)
         yield from _assign(node, expression, names)

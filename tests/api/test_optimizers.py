@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import io
 from typing import Any
 
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
 from torch.optim import lr_scheduler
 
 import lowtide
@@ -49,6 +50,67 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(("optimizer", "settings"), OPTIMIZERS, ids=lambda item: getattr(item, "__name__", None) or ",".join(item))
 def test_optimizer(optimizer, settings):
     check(made(optimizer, **settings), steps=10)
+
+
+BY_LISTS = [
+    *((optimizer, {**settings, "foreach": True}) for optimizer, settings in OPTIMIZERS if not isinstance(settings["lr"], torch.Tensor)),
+    *((optimizer, {**settings, "fused": True}) for optimizer, settings in OPTIMIZERS if "fused" in inspect.signature(optimizer).parameters),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "settings"), BY_LISTS, ids=lambda item: getattr(item, "__name__", None) or ",".join(item))
+def test_it_trains_as_it_is_written_over_lists_or_fused(optimizer, settings):
+    check(made(optimizer, **settings), steps=10)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_fused_step_keeps_to_clipping_and_a_scaler(scaled):
+    def after_backward(model):
+        return nn.utils.clip_grad_norm_(model.parameters(), 0.01, foreach=True)
+
+    def losses(captured):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 37), nn.ReLU(), nn.Linear(37, 8))
+        optimizer = optim.AdamW(model.parameters(), fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3, enabled=scaled)
+        batches = [torch.randn(4, 8) * (float("inf") if scaled and turn == 4 else 1) for turn in range(8)]
+        if captured:
+            training = lowtide.Training(after_backward=after_backward, scaler=scaler if scaled else None)
+            step = lowtide.optimize(model, (batches[0],), loss=_squares, optimizer=optimizer, training=training)
+            found = [step(batch)[0].item() for batch in batches]
+        else:
+            found = [_scaled_step(model, optimizer, scaler, batch, after_backward) for batch in batches]
+        return found, [parameter.clone() for parameter in model.parameters()], scaler.get_scale()
+
+    (one, theirs, scale), (two, ours, now) = losses(False), losses(True)
+    assert (repr(one), scale) == (repr(two), now)
+    assert all(map(torch.equal, theirs, ours))
+
+
+def _squares(model, x):
+    return model(x).square().mean()
+
+
+def _scaled_step(model, optimizer, scaler, batch, after_backward):
+    optimizer.zero_grad()
+    loss = _squares(model, batch)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    after_backward(model)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.item()
+
+
+def test_a_fused_step_needs_no_more_memory_than_gradients_one_by_one():
+    """Each gradient is used and let go as soon as it exists, though eager's kernel takes them all at once."""
+
+    def peak(**flags):
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6)))
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **flags)
+        return lowtide.optimize(model, (torch.randn(2, 64),), loss=_squares, optimizer=optimizer).plan.peak_bytes
+
+    assert peak(fused=True) == peak(foreach=True) == peak(foreach=False)
 
 
 def test_a_decision_on_a_step_count_is_captured_anew_once(monkeypatch):

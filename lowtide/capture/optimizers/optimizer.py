@@ -95,10 +95,6 @@ class Changes:
         return item
 
 
-# Settings that choose an implementation, not a result. The single-tensor one updates each parameter by nodes of its own.
-_IMPLEMENTATION = {"foreach": False, "fused": False}
-
-
 @dataclass(frozen=True)
 class Update:
     """What an optimizer's step leaves behind: new state to be put into slots, and the guards under which its program is right."""
@@ -146,6 +142,7 @@ class Shadow:
     settings: Mapping[tuple[int, str], Any]  # by group and key; those that a step before has changed
     contents: Mapping[int, Any]  # by id of a fake tensor of one element: the number in it, where that is known
     beside: int = 0  # entries of parameters that are none of the model's, which stay as they are
+    single_tensor: bool = False  # whether `foreach` and `fused` are left aside: each parameter by the formulas of one tensor
 
     @classmethod
     def of(
@@ -202,13 +199,21 @@ class Shadow:
         for key, item in {**self.optimizer.param_groups[index], **changed}.items():
             if key == "params":
                 group[key] = [self.fakes[parameter] for parameter in item if not _is_beside(parameter, self.names)]
-            elif key in _IMPLEMENTATION:
-                group[key] = _IMPLEMENTATION[key]
+            elif key in ("foreach", "fused"):
+                group[key] = not self.single_tensor and (self._is_by_lists(index) if (key, item) == ("foreach", None) else item)
             elif key == "initial_lr":  # a scheduler's note to itself
                 group[key] = item
             else:
                 group[key] = _traced(item, Slot("group", (index, key)), scalars)
         return group
+
+    def _is_by_lists(self, index: int) -> bool:
+        """Whether eager's step goes over lists of tensors where a group does not say so: its formulas round in another way."""
+        group = self.optimizer.param_groups[index]
+        if group.get("fused") or group.get("differentiable") or (isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")):
+            return False
+        plain = (torch.Tensor, torch.nn.Parameter)
+        return all(type(each) in plain and self.fakes[each].device.type == "cuda" for each in group["params"] if each in self.fakes)
 
     def _declare_state(self, draft: Draft, scalars: Scalars) -> dict[torch.Tensor, dict[str, Any]]:
         declared: dict[torch.Tensor, dict[str, Any]] = {}
@@ -345,9 +350,12 @@ def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Mapping[torch.Ten
         raise CaptureError(f"{name} keeps state under {_described(stranger)}, which is no parameter of the model: it cannot be captured")
 
 
+_CHECKED = "_need_device_dtype_check_for_fused"  # torch's note that it has looked at the parameters: it holds for all steps
+
+
 def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, Any]) -> None:
     for name, item in twin.__dict__.items():
-        if name not in before or item is not before[name]:
+        if (name not in before or item is not before[name]) and name != _CHECKED:
             raise CaptureError(f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`")
 
 

@@ -184,4 +184,9 @@ _OF_SIZES = (
     Operator(name="aten.linalg_lstsq.default", fake=Fake.ASKS_DATA_FOR_SHAPES),
 )
 
-ROWS = (*_ELEMENTWISE, *_LIKE, *_OF_SIZES, *_DRAWS)
+_UPDATES = (
+    *(Operator(name=f"aten._fused_{name}", gradients=1, first=f"lowtide.first_{name}") for name in ("sgd", "adam", "adamw")),
+    Operator(name="aten._fused_adagrad", gradients=1),
+)
+
+ROWS = (*_ELEMENTWISE, *_LIKE, *_OF_SIZES, *_DRAWS, *_UPDATES)
