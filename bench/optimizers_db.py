@@ -1,9 +1,10 @@
 """Every optimizer of torch's own test database, of timm and of transformers, trained by lowtide and by the plain loop, bit for bit.
 
-    python -m bench.optimizers_db [--only ADAM] [--no-save]
+    python -m bench.optimizers_db [--only ADAM] [--steps 300] [--no-save]
 
-Each configuration trains the same small network eagerly (single-tensor path) and as a captured step, over a learning rate that a scheduler
-changes, and past the step at which RAdam changes its formula. One row a configuration that eager PyTorch runs in this loop:
+Each configuration trains the same small network eagerly and as a captured step, with torch's optimizers also fused and over lists. A
+scheduler changes the learning rate, and there are steps enough for RAdam to change its formula. One row a configuration that eager PyTorch
+runs in this loop:
 
 right      parameters, optimizer state and losses are the same bits after every step
 refused    with a CaptureError, whose sentence is in the table
@@ -31,8 +32,6 @@ from bench import torchvision_shim
 from bench.results import Results
 from bench.sweep import portable
 from lowtide.ir import tree
-
-STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,13 @@ def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
 
 
 def of_torch() -> Iterator[Configuration]:
-    """Each input of `torch.testing._internal.common_optimizers.optim_db`, and the same with `differentiable` and with two groups."""
+    """Each input of `torch.testing._internal.common_optimizers.optim_db`, also fused and over lists, `differentiable`, with two groups."""
     from torch.testing._internal.common_optimizers import optim_db
 
     for info in optim_db:
         for given in info.optim_inputs_func(device="cpu"):
-            yield _of_torch(info.optim_cls, given.desc, dict(given.kwargs))
+            for how in ({}, *({each: True} for each in ("foreach", "fused") if each in info.supported_impls)):
+                yield _of_torch(info.optim_cls, given.desc, dict(given.kwargs) | how)
         if "differentiable" in info.supported_impls:
             yield _of_torch(info.optim_cls, "differentiable", {"differentiable": True})
         yield Configuration("torch", info.optim_cls.__name__, "two groups", _grouped(info.optim_cls))
@@ -137,23 +137,19 @@ def _of_transformers(settings: dict[str, Any], model: nn.Module) -> torch.optim.
 
 
 def workload(configuration: Configuration, network: type[nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A network and its optimizer on the single-tensor path, the same at each call."""
+    """A network and its optimizer, the same at each call."""
     torch.manual_seed(0)
     model = network()
-    optimizer = configuration.make(model)
-    for group in optimizer.param_groups:
-        if "foreach" in group:
-            group["foreach"] = False
-    return model, optimizer
+    return model, configuration.make(model)
 
 
-def train(configuration: Configuration, network: type[nn.Module], captured: bool) -> list[Any]:
+def train(configuration: Configuration, network: type[nn.Module], steps: int, captured: bool) -> list[Any]:
     """What training leaves behind after each step."""
     model, optimizer = workload(configuration, network)
     width = 6 if network is Matrices else 12
     generator = torch.Generator().manual_seed(1)
-    data = [(torch.randn(4, width, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(STEPS)]
-    schedule = lr_scheduler.CosineAnnealingLR(optimizer, STEPS) if optimizer.param_groups[0].get("lr") is not None else None
+    data = [(torch.randn(4, width, generator=generator), torch.randint(3, (4,), generator=generator)) for _ in range(steps)]
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, steps) if optimizer.param_groups[0].get("lr") is not None else None
     step = (
         lowtide.optimize(
             model, data[0], loss=cross_entropy, optimizer=optimizer, planning=lowtide.Planning(workspaces=False, progress=False)
@@ -178,15 +174,15 @@ def _eager(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, 
     return loss.detach()
 
 
-def verdict(configuration: Configuration) -> Verdict | None:
+def verdict(configuration: Configuration, steps: int) -> Verdict | None:
     """What becomes of one configuration; None where eager PyTorch does not run it."""
     network: type[nn.Module] = Matrices if "muon" in configuration.name.lower() and configuration.source == "torch" else Mixed
     try:
-        expected = train(configuration, network, captured=False)
+        expected = train(configuration, network, steps, captured=False)
     except Exception:  # whatever it is: it is eager's
         return None
     try:
-        found = train(configuration, network, captured=True)
+        found = train(configuration, network, steps, captured=True)
     except lowtide.CaptureError as error:
         return Verdict("refused", str(error))
     except Exception as error:
@@ -221,6 +217,7 @@ def main() -> None:
     """Run all, print the table, save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="optimizers whose name contains this")
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--no-save", action="store_true", help="only print")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -229,7 +226,7 @@ def main() -> None:
     for configuration in (*of_torch(), *of_timm(), *of_transformers()):
         if options.only.lower() not in configuration.name.lower():
             continue
-        found = verdict(configuration)
+        found = verdict(configuration, options.steps)
         left_out += found is None
         if found is not None:
             print(f"{configuration.source} {configuration.name} ({configuration.settings}): {found.outcome} {found.reason}", flush=True)

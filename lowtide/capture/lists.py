@@ -9,33 +9,48 @@ Each call starts a kernel of its own. On a device small tensors therefore stay t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _foreach_supported_types as _of_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as _of_others
 
 from lowtide.capture import operators
 from lowtide.capture.blocks import covers
 from lowtide.capture.calls import tensors_in
+from lowtide.capture.care.turns import undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
-# Tensors that are together at most this part of a list's bytes are computed in one call, and so are those that are no larger than what
-# torch's allocator hands out at least.
-SMALL_SHARE, LEAST_BYTES = 1 / 128, 512
+# Tensors of at most so many bytes are computed in one call on a device: a kernel over them takes no longer than it takes to start it.
+SMALL_BYTES = 2**16
 
-Operation: TypeAlias = "OpOverload | OpOverloadPacket[Any, Any]"
+Operation: TypeAlias = Callable[..., Any]
 
 _FOREACH = "_foreach_"
-_WHOLE = frozenset({"norm", "max"})  # reductions: what they read is waited for anyway
+_WHOLE = frozenset({"norm", "max"})  # reductions: on a device, what they read is waited for anyway
 
 # Of these the kernel of one tensor is what torch's own loop on a CPU calls, whatever stands beside the tensor.
 OF_ONE = frozenset({
     "abs", "add", "addcdiv", "addcmul", "ceil", "copy", "cos", "div", "exp", "expm1", "floor", "lerp", "log", "mul", "neg", "pow",
     "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "sub", "tanh", "zero",
 })  # fmt: skip
+
+
+@contextmanager
+def fakes_in_lists() -> Iterator[None]:
+    """torch looks at the class of tensors to choose between lists and one after the other: a fake is what it stands for."""
+    with undoing() as undo:
+        for classes in (_of_optimizers, _of_others):
+            classes.append(FakeTensor)
+            undo(partial(classes.remove, FakeTensor))
+        yield
 
 
 class Call(NamedTuple):
@@ -52,7 +67,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: 
     """What calls others in the place of a call over lists, and gives its result; None where it is one call already, or none over lists."""
     base = func._schema.name.removeprefix("aten::")
     updates = bool(operators.row(func).gradients)
-    if not updates and (not base.startswith(_FOREACH) or base.removeprefix(_FOREACH) in _WHOLE):
+    if not updates and not base.startswith(_FOREACH):
         return None
     if kwargs.get("grad_scale") is not None:
         raise CaptureError(
@@ -62,6 +77,8 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: 
     makes = updates and not all(map(draft.owns, tensors_in(args[2:-1] if len(args) > 3 else args[2:])))
     groups = [(at,) for at in range(len(first))] if makes else _groups(first)
     single = _of_one(base, func, args) if not updates and first and first[0].device.type == "cpu" else None
+    if single is None and base.removeprefix(_FOREACH) in _WHOLE:
+        return None
     if makes and len(first) == 1:
         return lambda: _first_update(func, args, kwargs, draft)
     if single is None and len(groups) <= 1:
@@ -104,15 +121,9 @@ def _together(calls: Sequence[Call], results: Sequence[Any]) -> list[torch.Tenso
 
 def _groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
     """The positions of those that are computed in one call: small ones on a device together, all others alone."""
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    room, small = SMALL_SHARE * sum(sizes), set[int]()
-    for at in sorted(range(len(tensors)), key=sizes.__getitem__):
-        room -= sizes[at]
-        if tensors[at].device.type == "cpu" or (room < 0 and sizes[at] > LEAST_BYTES):
-            break
-        small.add(at)
     if _differ(tensors):  # torch takes other kernels where one of a list is laid out, or rounded, otherwise
         return [tuple(range(len(tensors)))]
+    small = {at for at, each in enumerate(tensors) if each.device.type != "cpu" and each.numel() * each.element_size() <= SMALL_BYTES}
     alone = ((at,) for at in range(len(tensors)) if at not in small)
     return [*alone, *([tuple(sorted(small))] if small else [])]
 
@@ -125,12 +136,19 @@ def _differ(tensors: Sequence[torch.Tensor]) -> bool:
 def _of_one(base: str, func: OpOverload, args: tuple[Any, ...]) -> Operation | None:
     """What torch's loop on a CPU calls."""
     name = base.removeprefix(_FOREACH)
+    if name == "norm":
+        return _norm
     packet: Any = getattr(torch.ops.aten, name, None) if name.rstrip("_") in OF_ONE else None
     if packet is None or (len(args) > 3 and isinstance(args[3], torch.Tensor)):  # factors in one tensor, which the loop takes apart
         return None
     if func._overloadname not in ("Scalar", "ScalarList") or "Scalar" not in packet.overloads() or name.startswith("pow"):
         return cast("Operation", packet)
     return cast("Operation", packet.Scalar)
+
+
+def _norm(tensor: torch.Tensor, order: float = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
+    norm: torch.Tensor = torch.ops.aten.linalg_vector_norm.default(tensor, order, dtype=dtype)
+    return norm
 
 
 def _taken(group: tuple[int, ...], count: int, args: tuple[Any, ...], kwargs: dict[str, Any], listed: bool) -> tuple[Any, Any]:

@@ -43,6 +43,7 @@ from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
+from lowtide.capture.lists import fakes_in_lists
 from lowtide.capture.optimizers.optimizer import Update
 from lowtide.capture.optimizers.scalars import Fact
 from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused
@@ -350,6 +351,7 @@ def tracing(
                 nothing_twice() if trace.symbols.env is not None else nullcontext(),
                 called_with_sizes() if trace.symbols.env is not None else nullcontext(),
                 scalers_refused(),
+                fakes_in_lists(),
                 module_views() as views,
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, views, trace.reads, following) as trace.module_tensors,

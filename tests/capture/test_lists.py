@@ -50,7 +50,7 @@ def calls(op):
 
 
 def overloads():
-    for name in sorted(OF_ONE):
+    for name in sorted(OF_ONE | {"norm"}):
         for suffix in ("", "_"):
             packet = getattr(torch.ops.aten, f"_foreach_{name}{suffix}", None)
             yield from () if packet is None else (getattr(packet, each) for each in packet.overloads() if not each.endswith("out"))

@@ -200,20 +200,12 @@ class Shadow:
             if key == "params":
                 group[key] = [self.fakes[parameter] for parameter in item if not _is_beside(parameter, self.names)]
             elif key in ("foreach", "fused"):
-                group[key] = not self.single_tensor and (self._is_by_lists(index) if (key, item) == ("foreach", None) else item)
+                group[key] = False if self.single_tensor else item
             elif key == "initial_lr":  # a scheduler's note to itself
                 group[key] = item
             else:
                 group[key] = _traced(item, Slot("group", (index, key)), scalars)
         return group
-
-    def _is_by_lists(self, index: int) -> bool:
-        """Whether eager's step goes over lists of tensors where a group does not say so: its formulas round in another way."""
-        group = self.optimizer.param_groups[index]
-        if group.get("fused") or group.get("differentiable") or (isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")):
-            return False
-        plain = (torch.Tensor, torch.nn.Parameter)
-        return all(type(each) in plain and self.fakes[each].device.type == "cuda" for each in group["params"] if each in self.fakes)
 
     def _declare_state(self, draft: Draft, scalars: Scalars) -> dict[torch.Tensor, dict[str, Any]]:
         declared: dict[torch.Tensor, dict[str, Any]] = {}
