@@ -53,7 +53,7 @@ def fakes_in_lists() -> Iterator[None]:
         yield
 
 
-class Call(NamedTuple):
+class ListCall(NamedTuple):
     """One of the calls that do together what a call over lists does."""
 
     op: Operation
@@ -83,7 +83,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: 
         return lambda: _first_update(func, args, kwargs, draft)
     if single is None and len(groups) <= 1:
         return None
-    calls = [Call(single or func, *_taken(group, len(first), args, kwargs, single is None), group, single is None) for group in groups]
+    calls = [ListCall(single or func, *_taken(group, len(first), args, kwargs, single is None), group, single is None) for group in groups]
 
     def one_by_one() -> list[torch.Tensor] | None:
         results = [call.op(*call.args, **call.kwargs) for call in calls]
@@ -104,12 +104,12 @@ def _first_update(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
         )
     form = operators.resolve(f"{operators.row(func).first}.{func._overloadname}")
     settings = {key: item for key, item in kwargs.items() if key not in ("is_first_step", "grad_scale", "found_inf")}
-    made = form(args[0][0], args[1][0], *(steps[0] for steps in args[5:]), **settings)
-    for state, result in zip(states, tensors_in([made]), strict=True):
+    results = form(args[0][0], args[1][0], *(steps[0] for steps in args[5:]), **settings)
+    for state, result in zip(states, tensors_in([results]), strict=True):
         draft.renew(state, draft.value(result))
 
 
-def _together(calls: Sequence[Call], results: Sequence[Any]) -> list[torch.Tensor]:
+def _together(calls: Sequence[ListCall], results: Sequence[Any]) -> list[torch.Tensor]:
     """What a call over lists returns, of what its parts return."""
     pieces = {
         at: piece

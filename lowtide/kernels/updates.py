@@ -26,10 +26,10 @@ def _made(parameter: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor, *
     return [torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(count)]
 
 
-def _first_sgd(parameter: torch.Tensor, gradient: torch.Tensor, **settings: Any) -> torch.Tensor:
+def _first_sgd(op: Any, parameter: torch.Tensor, gradient: torch.Tensor, **settings: Any) -> torch.Tensor:
     """Its momentum."""
     momentum = torch.empty_like(gradient)
-    torch.ops.aten._fused_sgd_([parameter], [gradient], [momentum], is_first_step=True, **settings)
+    op([parameter], [gradient], [momentum], is_first_step=True, **settings)
     return momentum
 
 
@@ -45,5 +45,5 @@ for _suffix, _lr in (("", "float"), (".tensor_lr", "Tensor")):
         define(_schema, partial(_first_adam, getattr(torch.ops.aten, f"_fused_{_name}_")))
         torch.library.register_fake(f"lowtide::first_{_name}{_suffix}", _made, lib=LIBRARY)
     _schema = f"first_sgd{_suffix}(Tensor(a!) self, Tensor grad, *, float weight_decay, float momentum, {_lr} lr, {_SGD}) -> Tensor"
-    define(_schema, _first_sgd)
+    define(_schema, partial(_first_sgd, getattr(torch.ops.aten, "_fused_sgd_")))  # noqa: B009
     torch.library.register_fake(f"lowtide::first_sgd{_suffix}", _momentum, lib=LIBRARY)
