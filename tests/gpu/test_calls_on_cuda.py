@@ -114,14 +114,25 @@ def test_a_program_calls_what_eager_calls(name: str, dtype: torch.dtype | None, 
     assert what in ("same", "fewer"), why
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("product", [lambda x: (x @ x).prod(1), lambda x: (x @ x).cumprod(1)], ids=["prod", "cumprod"])
-def test_a_product_in_half_precision_and_its_gradient_are_of_the_dtypes_that_autocast_takes(product: Callable[..., Any]) -> None:
+def test_a_product_in_half_precision_and_its_gradient_are_of_the_dtypes_that_autocast_takes(
+    product: Callable[..., Any], dtype: torch.dtype
+) -> None:
     """Which branch of a gradient eager takes is a matter of data: a program has all."""
-    case = *of(product), (drawn(6, 6),), torch.float16, True
+    case = *of(product), (drawn(6, 6),), dtype, True
     expected, found = recorded(lambda: eagerly(*made(*case))), recorded(program_of(*made(*case)))
     kinds = [{call for call in each.calls if call.startswith(("prod", "cumprod", "div"))} for each in (expected, found)]
     assert kinds[0] - kinds[1] == set()
-    assert any("float16" in call for call in kinds[1])
+    assert any(str(dtype).removeprefix("torch.") in call for call in kinds[1])
+
+
+@pytest.mark.skipif(not hasattr(torch.linalg, "polar"), reason="this torch has no polar decomposition")
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16], ids=str)
+def test_a_kernel_whose_products_autocast_casts_unseen_is_refused(dtype: torch.dtype | None) -> None:
+    what, why = compared(lambda: made(*of(lambda x: torch.linalg.polar(x)[0]), (drawn(6, 6),), dtype, False))
+    assert what == ("same" if dtype is None else "refused")
+    assert (dtype is None) is not ("call it with autocast disabled" in why)
 
 
 class Losses(nn.Module):

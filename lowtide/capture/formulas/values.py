@@ -31,6 +31,8 @@ import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.formulas.autocast import before_autocast
 from lowtide.capture.formulas.dispatch import calling_formulas, formula, wants_gradient
 from lowtide.capture.sizes.symbols import multiplied
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
 
 _ATEN = torch.ops.aten
 
@@ -156,6 +158,14 @@ def _rank_into(op: OpOverload, *args: Any, out: Tensor, **kwargs: Any) -> Tensor
     with calling_formulas():
         rank = _RANKS[op](*args, **kwargs)
     return torch.sum(rank.unsqueeze(-1), -1, dtype=out.dtype, out=out)
+
+
+@formula(*(getattr(_ATEN, name).default for name in ("linalg_polar",) if hasattr(_ATEN, name)))
+def _polar(op: OpOverload, matrix: Tensor) -> Any:
+    """The products in its kernel are those that autocast casts, and no capture sees them."""
+    if torch.is_autocast_enabled(matrix.device.type):
+        raise CaptureError(f"{op} at {users_line()} multiplies in half precision under autocast: call it with autocast disabled")
+    return op(matrix)
 
 
 @formula(_ATEN.cross_entropy_loss.default)
