@@ -43,7 +43,10 @@ class AttributeReads:
     def begin(self, modules: Sequence[nn.Module]) -> None:
         """The program begins: what these modules hold now is what the step before has left."""
         self._held = {id(module): _held_by(module) for module in modules}
-        self._hooks = {id(module): {name: dict(vars(module)[name]) for name in vars(module) if name.endswith(HOOKS)} for module in modules}
+        self._hooks = {
+            id(module): {name: dict(each) for name, each in vars(module).items() if name.endswith(HOOKS) and isinstance(each, dict)}
+            for module in modules
+        }
         self._first.clear()
         self._written.clear()
 
