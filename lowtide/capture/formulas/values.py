@@ -116,8 +116,6 @@ def _view(op: OpOverload, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 _MEAN = 1
-
-
 _VALUES_ALONE: dict[OpOverload, Callable[..., Tensor]] = {
     _ATEN.linalg_svdvals.default: lambda matrix, driver=None: _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1],
     _ATEN.linalg_eigvalsh.default: lambda matrix, triangle="L": _ATEN._linalg_eigh.default(matrix, triangle, False)[0],
