@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -213,17 +214,28 @@ _PEFT: dict[str, Callable[[], ResultSpec]] = {
 }
 
 
-def _adapted_llama(config: str, more: Kwargs | None = None, **settings: Any) -> ResultSpec:
+def _adapted_llama(config: str, more: Kwargs | None = None, use_cache: bool = True, **settings: Any) -> ResultSpec:
     """Methods that want an `nn.Linear`, or a model of this kind."""
     torch.manual_seed(0)
     peft, transformers = import_module("peft"), import_module("transformers")
     small = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32
-    )
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32,
+        use_cache=use_cache,
+    )  # fmt: skip
     model = transformers.LlamaForCausalLM(small)
     tokens = torch.randint(0, 64, (2, 12))
     adapted = peft.get_peft_model(model, getattr(peft, config)(task_type="CAUSAL_LM", **settings))
     return adapted.train(), {"input_ids": tokens, "labels": tokens, **(more or {})}
+
+
+def _mixed_adapters() -> ResultSpec:
+    """Adapters of files, weighed by a network of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: f"{folder}/{name}" for name in "01"}
+        for path in paths.values():
+            adapted, _ = _adapted_llama("LoraConfig", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+            adapted.save_pretrained(path)
+        return _adapted_llama("XLoraConfig", use_cache=False, hidden_size=32, xlora_depth=2, adapters=paths)
 
 
 _TASKS = {"task_ids": torch.tensor([0, 1])}
@@ -263,6 +275,7 @@ _PEFT |= {
     "CartridgeConfig": lambda: _adapted_llama("CartridgeConfig", num_virtual_tokens=4),
     "CPTConfig": lambda: _adapted_llama("CPTConfig", cpt_token_ids=[1, 2, 3], cpt_mask=[1] * 3, cpt_tokens_type_mask=[1, 2, 3]),
     "ShadowConfig": lambda: _adapted_llama("ShadowConfig"),
+    "XLoraConfig": _mixed_adapters,
     "TrainableTokensConfig": lambda: _adapted_llama("TrainableTokensConfig", token_indices=[1, 2], target_modules=["embed_tokens"]),
 }
 

@@ -66,7 +66,9 @@ def _train(name: str, planned: bool) -> dict[str, torch.Tensor]:
         more: Kwargs = {"optimize": {"planning": lowtide.Planning(progress=False)}} if planned else {}
         if planned:
             base = type("Mine", (import_module("lowtide.integrations.transformers").LowtideMixin, base), {})
-        trainer = base(model=model, args=arguments, train_dataset=datasets.Dataset.from_dict(data), processing_class=_tokenizer(), **more)
+        # named, so that `datasets` need not pickle the table, which some releases of pyarrow do not allow
+        rows = datasets.Dataset(datasets.table.InMemoryTable.from_pydict(data), fingerprint=name)
+        trainer = base(model=model, args=arguments, train_dataset=rows, processing_class=_tokenizer(), **more)
         trainer.train()
     found = dict(model.state_dict())
     for at, entry in enumerate(trainer.state.log_history):

@@ -8,7 +8,7 @@ import gc
 import threading
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ LENGTH = object()  # in place of a key: how many items there are
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
 CACHED: Any = type(functools.lru_cache(lambda: None))  # what a function becomes that remembers its answers
 _HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
+_DICTIONARIES = (dict, OrderedDict)
 _TABLES = ("_modules", "_parameters", "_buffers")  # of a torch module, which finds there what it has no attribute for
 
 # By object: a thread that finds other attributes there than all others do, those, and their names at first.
@@ -29,7 +30,7 @@ shown: dict[int, tuple[int, dict[str, Any], frozenset[str]]] = {}
 class Position:
     """One attribute of an object, one variable of a function, or one name in a table. It keeps no object alive."""
 
-    name: str
+    name: Any  # of a hook its number
     text: str  # "attribute 'beta' of a Criterion"
     line: str  # where it was read, "loss.py:12"
     _holder: Callable[[], Any] = field(repr=False)
@@ -52,7 +53,7 @@ class Position:
                 return holder.cell_contents
             except ValueError:  # not assigned, or deleted
                 return ABSENT
-        return holder.get(self.name, ABSENT) if type(holder) is dict else static_attribute(holder, self.name)
+        return holder.get(self.name, ABSENT) if type(holder) in _DICTIONARIES else static_attribute(holder, self.name)
 
     def own(self) -> Any:
         """The same, where it is no attribute of the holder's class."""
@@ -63,8 +64,8 @@ class Position:
         """Put something there; ABSENT takes away what there is."""
         holder = self._holder()
         name = "cell_contents" if isinstance(holder, types.CellType) else self.name
-        table: Any = dict if type(holder) is dict else type if isinstance(holder, type) else object
-        put, take = (dict.__setitem__, dict.__delitem__) if table is dict else (table.__setattr__, table.__delattr__)
+        table: Any = type(holder) if type(holder) in _DICTIONARIES else type if isinstance(holder, type) else object
+        put, take = (table.__setitem__, table.__delitem__) if table in _DICTIONARIES else (table.__setattr__, table.__delattr__)
         if item is not ABSENT:
             put(holder, name, item)
         else:

@@ -140,7 +140,7 @@ def swapped(
             undo(snapshot.restore)
         for module, own in [(module, _with_fakes(module, replace)) for _, module in modules]:
             views.show(module, own)
-        reads.begin(module for _, module in modules)
+        reads.begin([module for _, module in modules])
         yield (tensors := ModuleTensors.of(modules))
         for (path, module, _, attributes), snapshot in zip(tensors.before, before, strict=True):
             snapshot.refuse_changes(path or type(module).__name__, reads, following, attributes)

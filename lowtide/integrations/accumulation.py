@@ -32,12 +32,9 @@ class FrameworkOptions:
 
     def for_count(self, count: int, *, on_cpu: bool) -> dict[str, Any]:
         """The arguments for a step over so many batches: each has lengths of its own. On a GPU an arena is for limits alone."""
-        for_count = self.dynamic
-        dynamic = (
-            for_count
-            if not isinstance(for_count, Mapping)
-            else {key: axes for at in range(count) for key, axes in _of_batch(for_count, at)}
-        )
+        dynamic = self.dynamic
+        if isinstance(dynamic, Mapping):
+            dynamic = {key: axes for at in range(count) for key, axes in _of_batch(dynamic, at)}
         shapes, run = self.further.get("shapes", Shapes()), self.further.get("run", Run())
         run = replace(run, arena="auto") if run.arena == "limit" and on_cpu else run
         return {**self.further, "memory": self.memory, "shapes": replace(shapes, dynamic=dynamic), "run": run}

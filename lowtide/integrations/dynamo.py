@@ -286,14 +286,12 @@ def _pairs(captured: CapturedStep) -> list[tuple[Value, Any]]:
     return list(zip(captured.graph.inputs, captured.slots, strict=True))
 
 
-def _held(module: fx.GraphModule, captured: CapturedStep, slot: Any) -> torch.Tensor:
+def _held(module: fx.GraphModule, captured: CapturedStep, slot: Any) -> Any:
     """A tensor that the traced module holds, or closes over."""
     if slot.table == "constant":
-        constant: torch.Tensor = captured.constants[int(slot.path[0])]
-        return constant
+        return captured.constants[int(slot.path[0])]
     path, _, name = str(slot.path[0]).rpartition(".")
-    tensor: torch.Tensor = getattr(module.get_submodule(path), name)
-    return tensor
+    return getattr(module.get_submodule(path), name)
 
 
 def _by_output(module: Any, values: Sequence[Value]) -> tuple[Value | None, ...]:

@@ -84,20 +84,12 @@ class LowtideStrategy(SingleDeviceStrategy):
         _refuse(trainer, self.lightning_module, self.optimizers)
         self._steps, self._waiting, self._reads = None, [], {}
 
-    def on_validation_start(self) -> None:
-        """Memory that was kept from step to step is let go."""
-        self._empty_arena()
-
-    def on_train_end(self) -> None:
-        self._empty_arena()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """The same, where training ends by an error or an interrupt."""
-        self._empty_arena()
-
-    def _empty_arena(self) -> None:
+    def on_validation_start(self, *ending: BaseException) -> None:
+        """Memory that was kept from step to step is let go; also where training ends, be it by an error or an interrupt."""
         if self._steps is not None:
             self._steps.empty_arena()
+
+    on_train_end = on_exception = on_validation_start
 
     def training_step(self, batch: Any, *position: Any) -> Any:
         trainer = self.lightning_module.trainer

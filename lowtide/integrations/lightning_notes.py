@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
+from lowtide.api.arguments import detached
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -148,7 +149,7 @@ class Notes:
     def _noting(self, metric: Any, path: str, method: str) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             number = len(self.calls)
-            self.calls.append(MetricCall(path, method, *_detached((args, kwargs))))
+            self.calls.append(MetricCall(path, method, *detached(args, kwargs)))
             if method not in _GIVING:
                 return None
             if isinstance(metric, MetricCollection):
@@ -186,19 +187,12 @@ def _items(metrics: MetricCollection) -> Callable[..., Any]:
     return items
 
 
-def _detached(item: Any) -> Any:
-    leaves, rebuild = tree.flatten(item)
-    return tree.unflatten(rebuild, [each.value.detach() if isinstance(each.value, torch.Tensor) else each.value for each in leaves])
-
-
 @contextmanager
 def _each(put: Iterator[tuple[nn.Module, dict[str, Any]]]) -> Iterator[None]:
     """Several of `_instead` at once."""
-    pairs = list(put)
-    if not pairs:
-        yield
-        return
-    with _instead(*pairs[0]), _each(iter(pairs[1:])):
+    with ExitStack() as stack:
+        for module, attributes in list(put):
+            stack.enter_context(_instead(module, attributes))
         yield
 
 

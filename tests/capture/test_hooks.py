@@ -243,14 +243,18 @@ class Adapted(nn.Module):
         self.linear = nn.Linear(3, 3)
 
     def forward(self, x: Tensor, task: Tensor) -> Tensor:
+        handles: list[Any] = []
+
         def pre_hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            handles.append(module.register_forward_hook(lambda module, args, output: output + task))
             return (args[0] * task,)
 
         handle = self.linear.register_forward_pre_hook(pre_hook)
         try:
             return self.linear(x)
         finally:
-            handle.remove()
+            for each in (handle, *handles):
+                each.remove()
 
 
 @pytest.mark.parametrize("trains", [True, False])

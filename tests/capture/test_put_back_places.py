@@ -11,6 +11,7 @@ from torch import nn
 
 import lowtide
 from bench.in_values import in_values
+from lowtide.capture.care import surroundings
 
 LAST = [None]
 
@@ -99,3 +100,15 @@ def test_a_place_that_only_an_objects_method_names_is_put_back():
             planning=lowtide.Planning(workspaces=False),
         )
     assert LAST == [None]
+
+
+def test_what_a_class_of_another_language_keeps_is_left_to_it(monkeypatch):
+    """Nothing can be put into such a class. torch's own is one, taken here for the user's."""
+    monkeypatch.setattr(surroundings, "is_library", lambda file: False)
+    assert isinstance(vars(torch.FloatTensor)["__annotations__"], dict)
+    assert surroundings.containers_of_class(torch.FloatTensor) == []
+    assert "kept" in surroundings.containers_of_class(KeepsInAClass)
+
+
+class KeepsInAClass:
+    kept: list[Any] = []  # noqa: RUF012

@@ -24,6 +24,14 @@ class Noted:
 told = Noted()
 
 
+def shifts(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output + 1
+
+
+def scales(module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> Any:
+    return (args[0] * 2,), kwargs
+
+
 class Net(nn.Module):
     """Runs `first` where it has not run yet."""
 
@@ -33,6 +41,7 @@ class Net(nn.Module):
         super().__init__()
         self.linear, self.first = nn.Linear(3, 2), first
         self.size, self.note = None, Noted()
+        self.shift = self.linear.register_forward_hook(shifts)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.first(self, x)).square().mean()
@@ -116,9 +125,26 @@ def initializes_by_what_its_class_lacks(model: Net, x: Tensor) -> Tensor:
     return x
 
 
+def hooks(model: Net, x: Tensor) -> Tensor:
+    if not model.done:
+        model.done = True
+        model.linear.register_forward_hook(shifts)
+        model.linear.register_forward_pre_hook(scales, with_kwargs=True)
+    return x
+
+
+def takes_a_hook_off(model: Net, x: Tensor) -> Tensor:
+    result = model.linear(x) if not model.done else x
+    if not model.done:
+        model.done = True
+        model.shift.remove()
+    return result.mean() + x
+
+
+WITH_HOOKS = (hooks, takes_a_hook_off)
 OF_CLASSES = (marks_its_class, initializes_by_its_class, initializes_by_what_its_class_lacks)
 OF_OBJECTS = (initializes_by_an_object, initializes_by_an_object_within)
-FIRST = (checks, corrects, initializes, *OF_OBJECTS, initializes_by_a_global, measures, *OF_CLASSES)
+FIRST = (checks, corrects, initializes, *OF_OBJECTS, initializes_by_a_global, measures, *OF_CLASSES, *WITH_HOOKS)
 
 
 def losses_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -132,6 +158,7 @@ def left_by(model: Net) -> tuple[Any, ...]:
         model.note.done,
         Net.ready,
         vars(Net).get("known"),
+        *(list(table.values()) for name, table in vars(model.linear).items() if "_hooks" in name),
         *(vars(model).get(name) for name in ("done", "size", "kind")),
     )
 
@@ -164,7 +191,7 @@ def test_steps_and_what_they_leave_are_eagers(first: Callable[[Net, Tensor], Ten
     assert all(map(torch.equal, model.parameters(), eagers.parameters()))
 
 
-@pytest.mark.parametrize("first", [checks, corrects, initializes_by_a_global, measures, initializes_by_its_class])
+@pytest.mark.parametrize("first", [checks, corrects, initializes_by_a_global, measures, initializes_by_its_class, *WITH_HOOKS])
 @pytest.mark.filterwarnings("ignore:large")
 def test_calls_without_gradients(first: Callable[[Net, Tensor], Tensor]) -> None:
     x = torch.randn(4, 3) + 9
@@ -216,11 +243,17 @@ def flips_in_an_object(model: Net, x: Tensor) -> Tensor:
     return x
 
 
+def hooks_each_time(model: Net, x: Tensor) -> Tensor:
+    model.linear.register_forward_hook(shifts)
+    return x
+
+
 @pytest.mark.parametrize(
     ("first", "message"),
     [
         (counts, "module 'Net' changes its attribute 'size' in its forward.*buffer"),
         (alternates, "module 'Net' changes its attribute 'done' in its forward.*buffer"),
+        (hooks_each_time, "module 'linear' changes its attribute '_forward_hooks' in its forward"),
         (flips_in_its_class, "attribute 'ready' of the class Net.* was True and is False.*count outside of the step"),
         (flips_in_an_object, "attribute 'done' of a Noted.* was True and is False.*count outside of the step"),
     ],

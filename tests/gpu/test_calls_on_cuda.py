@@ -99,6 +99,10 @@ CHOICES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Tensors]] 
     "a softmax of what may be masked": (*of(lambda x: torch._safe_softmax((x @ x).detach(), 1) + x), (drawn(6, 6),)),
     "a trace": (*of(lambda x: (x @ x).detach().trace() + x.sum()), (drawn(6, 6),)),
     "a log-gamma of several dimensions": (*of(lambda x: torch.mvlgamma((x @ x).abs() + 3, 2)), (drawn(6, 6),)),
+    "the same, into memory that is there": (
+        *of(lambda x: torch.mvlgamma((x @ x).detach().abs() + 3, 2, out=torch.empty_like(x)) + x.sum()),
+        (drawn(6, 6),),
+    ),
     "sums in half precision": (
         *of(lambda x: (x @ x).sum(0) + (x @ x).cumsum(0)[0] + (x @ x).softmax(0)[0] + (x @ x).norm()),
         (drawn(6, 6),),
@@ -114,14 +118,25 @@ def test_a_program_calls_what_eager_calls(name: str, dtype: torch.dtype | None, 
     assert what in ("same", "fewer"), why
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("product", [lambda x: (x @ x).prod(1), lambda x: (x @ x).cumprod(1)], ids=["prod", "cumprod"])
-def test_a_product_in_half_precision_and_its_gradient_are_of_the_dtypes_that_autocast_takes(product: Callable[..., Any]) -> None:
+def test_a_product_in_half_precision_and_its_gradient_are_of_the_dtypes_that_autocast_takes(
+    product: Callable[..., Any], dtype: torch.dtype
+) -> None:
     """Which branch of a gradient eager takes is a matter of data: a program has all."""
-    case = *of(product), (drawn(6, 6),), torch.float16, True
+    case = *of(product), (drawn(6, 6),), dtype, True
     expected, found = recorded(lambda: eagerly(*made(*case))), recorded(program_of(*made(*case)))
     kinds = [{call for call in each.calls if call.startswith(("prod", "cumprod", "div"))} for each in (expected, found)]
     assert kinds[0] - kinds[1] == set()
-    assert any("float16" in call for call in kinds[1])
+    assert any(str(dtype).removeprefix("torch.") in call for call in kinds[1])
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in ("polar",) if hasattr(torch.linalg, name)])
+def test_a_kernel_whose_products_autocast_casts_unseen_is_refused(name: str, dtype: torch.dtype | None) -> None:
+    what, why = compared(lambda: made(*of(getattr(torch.linalg, name)), (drawn(6, 6),), dtype, False))
+    assert what == ("same" if dtype is None else "refused")
+    assert (dtype is None) is not ("call it with autocast disabled" in why)
 
 
 class Losses(nn.Module):

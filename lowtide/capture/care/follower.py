@@ -39,6 +39,7 @@ from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, differ, is_
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
 from lowtide.capture.care.movement import MovingObjects
 from lowtide.capture.care.names import IMPORT, codes, named
+from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
@@ -224,7 +225,8 @@ class Follower:
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
         if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
-            self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
+            if not name.endswith(HOOKS):  # those that were there have been followed, others are the program's
+                self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
             return
         if isinstance(item, torch.optim.Optimizer) and id(item) not in self._followed:  # the twin whose step is traced
             for each in self._optimizers if name not in _OF_ALL_OPTIMIZERS else ():

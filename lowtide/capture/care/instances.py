@@ -17,7 +17,7 @@ import torch
 from lowtide.base.places import ABSENT, EVERYTHING
 
 PACKAGE_FOLDER = f"{Path(__file__).parents[2]}{os.sep}"
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
+_HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _MARK = "_lowtide_notes"  # on what notes
 _HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
 
@@ -83,7 +83,7 @@ def noted(cls: type, mine: list[type]) -> bool:
         return True
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ".py"
     sets = type(cls).__setattr__  # a metaclass that another language wrote (pybind11's) lets nobody else set attributes
-    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE or not file.endswith(".py"):
+    if not cls.__flags__ & _HEAP or cls.__flags__ & IMMUTABLE or not file.endswith(".py"):
         return False
     if sets is not type.__setattr__ and not isinstance(sets, types.FunctionType):
         return False

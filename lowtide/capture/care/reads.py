@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import getattr_static
@@ -26,6 +26,7 @@ _READ_ALL = frozenset({"__dict__", "__getstate__", "__deepcopy__", "__reduce_ex_
 # They look at a module's tables on its behalf.
 _NOT_THE_PROGRAM = (torch_module.__file__, functools.__file__, str(Path(__file__).parents[2]))
 _PASSING_ON = (__file__, turns.__file__)
+HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # what tables of hooks are called
 _PUTTING = nn.Module.register_buffer.__code__  # `self.mean = new` comes here, and looks at no other buffer
 
 
@@ -35,12 +36,17 @@ class AttributeReads:
     def __init__(self) -> None:
         self._names: dict[int, set[str]] = {}
         self._held: dict[int, dict[str, Any]] = {}  # what modules held when the program began
+        self._hooks: dict[int, dict[str, dict[int, Any]]] = {}  # and their tables of hooks
         self._first: set[tuple[int, str]] = set()  # what was read before the program put something else there
         self._written: dict[int, set[str]] = {}
 
-    def begin(self, modules: Iterable[nn.Module]) -> None:
+    def begin(self, modules: Sequence[nn.Module]) -> None:
         """The program begins: what these modules hold now is what the step before has left."""
         self._held = {id(module): _held_by(module) for module in modules}
+        self._hooks = {
+            id(module): {name: dict(each) for name, each in vars(module).items() if name.endswith(HOOKS) and isinstance(each, dict)}
+            for module in modules
+        }
         self._first.clear()
         self._written.clear()
 
@@ -84,7 +90,7 @@ class AttributeReads:
                 yield name, before, now
 
     def memos(self, model: nn.Module) -> Iterator[Memo]:
-        """The numbers and texts that the program has read and put others in the places of."""
+        """The numbers and texts that the program has read and put others in the places of; hooks that it has put on or taken off."""
         for path, module in model.named_modules():
             yield from self.memos_of(path or type(module).__name__, module)
 
@@ -93,6 +99,11 @@ class AttributeReads:
             before = getattr_static(type(module), name, ABSENT) if before is ABSENT else before
             if is_plain(before) and is_plain(now) and differ(before, now):
                 yield Memo(Position.of(module, name, f"attribute {name!r} of {path!r}", "its forward"), before, now, refusal(path, name))
+        for name, hooks in self._hooks.get(id(module), {}).items():
+            now = vars(module)[name]
+            for key in sorted(hooks.keys() ^ now.keys()):
+                place = Position.of(now, key, f"hook {key} in {name!r} of {path!r}", "its forward")
+                yield Memo(place, hooks.get(key, ABSENT), now.get(key, ABSENT), refusal(path, name))
 
     def pairs(self, model: nn.Module) -> frozenset[tuple[str, str]]:
         """All of them in a model, as (path of the module, name), but for what each step puts there anew."""

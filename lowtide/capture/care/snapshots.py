@@ -14,14 +14,12 @@ from torch import nn
 from lowtide.base.places import ABSENT
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.memos import OfCall, is_memo
-from lowtide.capture.care.reads import AttributeReads, refusal
+from lowtide.capture.care.reads import HOOKS, AttributeReads, refusal
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import is_followed
 from lowtide.capture.results import holds_fakes, is_number
 
 _CONTAINERS = (list, dict, set, OrderedDict)
-# Libraries add theirs in the first forward, and note that they have (transformers); they are put back only.
-_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
 class ModuleSnapshot:
@@ -69,7 +67,7 @@ class ModuleSnapshot:
             refilled = name in self.containers and not _same_items(self.containers[name], old)
             if refilled and following is not None:  # which goes over the whole program
                 refilled = not is_memo(self.containers[name], old, following())
-            if counted or emptied or (refilled and not name.endswith(_HOOKS)):
+            if counted or emptied or (refilled and not name.endswith(HOOKS)):
                 yield name
 
     def _gone(self) -> Iterator[str]:
@@ -85,7 +83,7 @@ class ModuleSnapshot:
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
             begins = (is_number(new) or type(new) is tuple) and is_followed() and (old is None or old is ABSENT)
-            if not (of_graph or made_once or begins or is_number(old) or "_hooks" in name or name in memos or _alike(old, new)):
+            if not (of_graph or made_once or begins or is_number(old) or name.endswith(HOOKS) or name in memos or _alike(old, new)):
                 yield name
 
 

@@ -21,6 +21,7 @@ from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
+from lowtide.capture.care.instances import IMMUTABLE
 from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import is_stand_in
@@ -88,7 +89,8 @@ def numbers_of_class(cls: type) -> list[str]:
 
 
 def _own(cls: type) -> Mapping[str, Any]:
-    return {} if is_library(getattr(sys.modules.get(cls.__module__), "__file__", None) or "") else vars(cls)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return {} if cls.__flags__ & IMMUTABLE or is_library(file) else vars(cls)
 
 
 def _found(roots: list[Any], given: set[int], seen: set[int], undo: Callable[[Undo], None] | None) -> list[Undo]:
@@ -131,8 +133,7 @@ def called_by(item: Any) -> tuple[Any, ...] | None:
 
 
 def _is_left_alone(item: Any) -> bool:
-    plain = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
-    return isinstance(item, plain)
+    return isinstance(item, (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer))
 
 
 def is_of_users(item: Any) -> bool:

@@ -1,5 +1,7 @@
 """Numbers and texts that a program reads, replaces, and then leaves alone: flags that a first call sets, sizes that it notes.
 
+And hooks that it puts on modules in a first call, which it notes in such a flag.
+
 The program after that is what most steps run. Where the first one computes the same, the first step runs it, too.
 """
 
@@ -10,7 +12,7 @@ from inspect import getattr_static
 from typing import Any
 
 from lowtide.base.places import ABSENT, Position
-from lowtide.capture.care.contents import differ
+from lowtide.capture.care.contents import PLAIN, differ
 from lowtide.capture.data.facts import Reading
 
 
@@ -26,7 +28,7 @@ class Memo:
     @property
     def is_pending(self) -> bool:
         """Whether a step has still to put it there."""
-        return differ(self.place.now(), self.now)
+        return not _same(self.place.now(), self.now)
 
     @property
     def may_be_sum(self) -> bool:
@@ -41,10 +43,14 @@ class Memo:
 
     def holds(self) -> bool:
         """Whether there is what the program has found, or what it leaves."""
-        return not self.is_pending or not differ(self.place.now(), self.before)
+        return not self.is_pending or _same(self.place.now(), self.before)
 
     def __str__(self) -> str:
         return f"{self.place} was {self.before!r} and is {self.now!r}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, PLAIN) and isinstance(other, PLAIN) and not differ(one, other))
 
 
 @dataclass(frozen=True)

@@ -96,18 +96,13 @@ def _safe_product_gradient(grad: Tensor, values: Tensor, dim: int) -> Tensor:
 # The running product.
 
 
-@formula(_ATEN.cumprod.default)
+@formula(_ATEN.cumprod.default, _ATEN.cumprod_.default)
 def _cumprod(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if not wants_gradient(values):
         return op(values, dim, dtype=dtype)  # type: ignore[no-any-return]
+    if op is _ATEN.cumprod_.default:
+        return _RunningProductInPlace.of(values, dim)
     return _OfOneTensor.of(partial(op, dtype=dtype), _running_product_gradient, *before_autocast(op, values, dim))
-
-
-@formula(_ATEN.cumprod_.default)
-def _cumprod_in_place(op: OpOverload, values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    if not wants_gradient(values):
-        return op(values, dim, dtype=dtype)  # type: ignore[no-any-return]
-    return _RunningProductInPlace.of(values, dim)
 
 
 class _RunningProductInPlace(FormulaFunction):

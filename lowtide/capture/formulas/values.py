@@ -31,6 +31,8 @@ import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.formulas.autocast import before_autocast
 from lowtide.capture.formulas.dispatch import calling_formulas, formula, wants_gradient
 from lowtide.capture.sizes.symbols import multiplied
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
 
 _ATEN = torch.ops.aten
 
@@ -82,37 +84,26 @@ def _many_by_many(one: Tensor, other: Tensor) -> Tensor:
     return result
 
 
-_NEAREST = [getattr(_ATEN, f"{stem}{dims}d").vec for stem in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
-_SMOOTH = [
+_RESIZING = [
     getattr(_ATEN, name).vec
     for name in (
+        *(f"{stem}{dims}d" for stem in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
         "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
         "upsample_trilinear3d",
     )
 ]  # fmt: skip
 
 
-@formula(*_NEAREST)
-def _nearest(op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None) -> Tensor:
-    return _resized(op, given, size, factors, (), (size, factors))
-
-
-@formula(*_SMOOTH)
-def _smooth(op: OpOverload, given: Tensor, size: Sequence[Any] | None, align_corners: bool, factors: Sequence[float] | None) -> Tensor:
-    return _resized(op, given, size, factors, (align_corners,), (size, align_corners, factors))
-
-
-def _resized(
-    op: OpOverload, given: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, settings: tuple[Any, ...], arguments: Any
-) -> Tensor:
-    """`settings` stand between size and factors; `arguments` are those of the call itself."""
+@formula(*_RESIZING)
+def _resized(op: OpOverload, given: Tensor, size: Sequence[Any] | None, *further: Any) -> Tensor:
+    """`further` are settings, and factors."""
     if not any(isinstance(extent, torch.SymInt) for extent in (*given.shape, *(size or ()))):
-        return op(given, *arguments)  # type: ignore[no-any-return]
+        return op(given, size, *further)  # type: ignore[no-any-return]
+    *settings, factors = further
     pairs = zip(given.shape[2:], factors or (), strict=True)
     result = size if size is not None else [multiplied(extent, float(factor)) for extent, factor in pairs]
-    plain = op._overloadpacket.default
     scales: Sequence[float | None] = factors or [None] * len(result)
-    return plain(given, result, *settings, *scales)  # type: ignore[no-any-return]
+    return op._overloadpacket.default(given, result, *settings, *scales)  # type: ignore[no-any-return]
 
 
 _ZEROS = torch._C.DispatchKeySet(torch._C.DispatchKey.ZeroTensor)
@@ -125,8 +116,6 @@ def _view(op: OpOverload, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 _MEAN = 1
-
-
 _VALUES_ALONE: dict[OpOverload, Callable[..., Tensor]] = {
     _ATEN.linalg_svdvals.default: lambda matrix, driver=None: _ATEN._linalg_svd.default(matrix, False, False, driver=driver)[1],
     _ATEN.linalg_eigvalsh.default: lambda matrix, triangle="L": _ATEN._linalg_eigh.default(matrix, triangle, False)[0],
@@ -156,6 +145,21 @@ def _rank_into(op: OpOverload, *args: Any, out: Tensor, **kwargs: Any) -> Tensor
     with calling_formulas():
         rank = _RANKS[op](*args, **kwargs)
     return torch.sum(rank.unsqueeze(-1), -1, dtype=out.dtype, out=out)
+
+
+@formula(_ATEN.mvlgamma.out, _ATEN.special_multigammaln.out)
+def _mvlgamma_into(op: OpOverload, values: Tensor, p: int, *, out: Tensor) -> Tensor:
+    """Its kernel calls the form that returns, whose own sum autocast casts."""
+    with calling_formulas():
+        return _ATEN.clone.out(_ATEN.mvlgamma.default(values, p), out=out)  # type: ignore[no-any-return]
+
+
+@formula(*(getattr(_ATEN, name).default for name in ("linalg_polar",) if hasattr(_ATEN, name)))
+def _polar(op: OpOverload, matrix: Tensor) -> Any:
+    """The products in its kernel are those that autocast casts, and no capture sees them."""
+    if torch.is_autocast_enabled(matrix.device.type):
+        raise CaptureError(f"{op} at {users_line()} multiplies in half precision under autocast: call it with autocast disabled")
+    return op(matrix)
 
 
 @formula(_ATEN.cross_entropy_loss.default)
