@@ -4,7 +4,7 @@
 
 A number names a program (`bench.effect_programs`) and gives the same one each time. After each step are compared: the loss, parameters,
 buffers, the optimizer's state, all places outside, and the states of random generators. What lowtide refuses is announced; so is what it
-says that it leaves to the caller's own loop, where numbers are compared all the same.
+says that it leaves to the caller's own loop, where numbers are compared all the same. A change that it sees too late is a difference.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def trial(seed: int, steps: int) -> Verdict:
         except lowtide.LowtideError as error:
             return Verdict("refused", _brief(error))
         told = sorted({_kind(str(each.message)) for each in heard if "lowtide" in str(each.message) or "captured" in str(each.message)})
+    if unseen := next((each for each in told if "has not seen" in each), ""):
+        return Verdict(DIFFERENT, unseen)
     for at, (one, two) in enumerate(zip(expected, got, strict=False)):
         if two.raised.startswith("lowtide") and not one.raised:
             return Verdict("refused later", two.raised, at)
@@ -160,7 +162,7 @@ def _brief(error: BaseException) -> str:
 
 def _kind(text: str) -> str:
     """A message without what differs from program to program."""
-    return re.sub(r"'[^']*'|\d+(\.\d+)?|[\w/]+\.py", "_", text)[:160]
+    return re.sub(r"'[^']*'|\d+(\.\d+)?|[\w/]+\.py", "_", text)[:400]
 
 
 def main() -> None:
