@@ -62,8 +62,8 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         return capture(None, True)
     except LeavingError as error:
         what = re.split("; (a captured step would not put|use torch.where)", str(error))[0]  # the remedy is another where more is known
-        told = f"{what}. It cannot be put there by each step: {why}" if why else f"{error}. Here {used}" if used else str(error)
-        raise CaptureError(told) from error.__cause__
+        text = f"{what}. It cannot be put there by each step: {why}" if why else f"{error}. Here {used}" if used else str(error)
+        raise CaptureError(text) from error.__cause__
 
 
 def _summed(
