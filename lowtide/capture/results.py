@@ -127,7 +127,8 @@ class Number:
         """What any number has is refused, so that `hasattr` finds it, and what numpy would make an array of."""
         if name != "__array__" and (name.startswith("__") or not hasattr(self.kind, name)):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
-        self.refuse(use="is made an array of NumPy's" if name == "__array__" else f"is asked for its {name!r}")
+        use = "is made an array of NumPy's" if name == "__array__" else f"is asked for its {name!r}"
+        self.refuse(use=use, instead="compute with the tensor itself, or with functions of math and statistics")
 
     def __copy__(self, *memo: Any) -> Number:
         return self

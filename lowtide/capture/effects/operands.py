@@ -24,19 +24,8 @@ from lowtide.ir import tree
 from lowtide.ir.graph import Slot, Value
 
 _ARITHMETIC = {f"{side}{name}" for name in ("add", "sub", "mul", "div", "truediv", "true_divide") for side in ("", "i", "r")}
-_LINEAR = _ARITHMETIC | {
-    "clamp",
-    "clip",
-    "masked_fill",
-    "index_fill",
-    "where",
-    "gt",
-    "lt",
-    "ge",
-    "le",
-    "eq",
-    "ne",
-}  # whose gradients have a number as it is
+_CHOOSING = {"clamp", "clip", "masked_fill", "index_fill", "where"}
+_LINEAR = _ARITHMETIC | _CHOOSING | RELATIONS.keys()  # whose gradients have a number as it is
 _PLAIN = _LINEAR | {"lerp", "addcmul", "addcdiv", "fill", "full", "full_like", "new_full"}
 _MADE = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
 _ASKED = math.isfinite, math.isnan, math.isinf, *RELATIONS.values()

@@ -166,10 +166,11 @@ def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
     if not any(map(is_term, numbers_in(args))):
         return function(*args)
-    return _put_together(function, args, str)
+    return put_together(function, args, str)
 
 
-def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
+def put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
+    """What a function makes of numbers wherever they are in its arguments: each step calls it again."""
     leaves, rebuild = tree.flatten(without_stand_ins(args))
     if kind is str and any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
         return function(*args)
@@ -179,7 +180,8 @@ def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
 
     text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
     text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    return TextExpression(text, tuple(leaf.value for leaf in leaves), kind)
+    made = NumberExpression if kind is float else TextExpression
+    return made(text, tuple(leaf.value for leaf in leaves), kind)
 
 
 def kind_of(item: Any) -> type:
@@ -252,7 +254,7 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
                 else function(_asked(one, function.__name__), _asked(two, function.__name__))
             )
         if function is operator.add and {kind_of(one), kind_of(two)} == {tuple}:
-            return _put_together(function, (one, two), tuple)
+            return put_together(function, (one, two), tuple)
         if type(other) not in (int, float) and not isinstance(other, Term):
             return function(*(_asked(each, function.__name__) for each in (one, two)))
         result = NumberExpression(function, (one, two))
@@ -308,7 +310,7 @@ def _power(*both: Any) -> Any:
 def _operand(item: Any) -> Any:
     if not isinstance(item, NumberExpression):
         return item if not isinstance(item, EarlierNumber) else emitters[-1].input(item)
-    name = _SPELLED.get(item.function) or _asked(item)
+    name = _SPELLED.get(item.function) or _asked(item, item.function.__name__)
     return in_program(name, *item.args) if isinstance(name, str) else name
 
 
