@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from typer.testing import CliRunner
 
 import lowtide
+from bench.order_files import problem_to_json
 from lowtide.cli import app
 from lowtide.cli.order import search
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem, problem_to_json
+from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, Schedule
 from tests.problems import Case, cases

@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.order_files import problem_to_json
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import problem_to_json
 
 _SOURCE = Path(__file__).with_name("exact_order.cpp")
 _SAID = re.compile(

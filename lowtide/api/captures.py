@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -133,13 +133,16 @@ class Captures:
             first = captured
         raise CaptureError(changed_each_time(change))
 
-    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, *, leaves: bool = False) -> CapturedStep:
-        """The program for the optimizer's state as it is now, to be compared; nothing is tried, and nothing is changed by that."""
+    def again(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, like: CapturedStep | None = None
+    ) -> CapturedStep:
+        """The program for the optimizer's state as it is now, to be compared with one captured before; nothing is tried or changed."""
         given = Given(args, kwargs, self.device, self.varying)
+        leaves, numbers = (False, ()) if like is None else (bool(like.left.words), like.numbers)
         with knowing(KnownKernels(laboratory)), standing_in(self.device, self.machine):
             if self.program is None:
-                return capture_inference(self.model, given, put_back=True, leaves=leaves, numbers=self.varying_numbers)
-            return capture_training(self.program, given, put_back=True, leaves=leaves, numbers=self.varying_numbers)[0]
+                return capture_inference(self.model, given, put_back=True, leaves=leaves, numbers=numbers)
+            return capture_training(self.program, given, put_back=True, leaves=leaves, numbers=numbers)[0]
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[CapturedStep, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""
@@ -187,7 +190,10 @@ class Captures:
             return self._once(given, really)
 
     def _once(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
+        numbers = tuple(self.varying_numbers)
         with knowing(really):
             if self.program is None:
-                return (capture_inference(self.model, given, numbers=self.varying_numbers),)
-            return capture_training(self.program, given, numbers=self.varying_numbers)
+                captured: tuple[CapturedStep, ...] = (capture_inference(self.model, given, numbers=numbers),)
+            else:
+                captured = capture_training(self.program, given, numbers=numbers)
+        return tuple(replace(each, numbers=numbers) for each in captured)

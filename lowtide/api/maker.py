@@ -162,7 +162,7 @@ class StepMaker:
             return "", False
         with replace(self.machine, tries=False).laboratory(self.capturing.trains) as laboratory:
             try:
-                now = self.capturing.again(*detached(args, kwargs), laboratory, leaves=bool(captured.left.words))
+                now = self.capturing.again(*detached(args, kwargs), laboratory, captured)
             except CaptureError as error:
                 return "" if programs_own(error) is not None else f"it can be captured no more: {error}", False
         counted = now.counted or next(map(str, now.settling.memos), "")

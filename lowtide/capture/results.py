@@ -86,6 +86,9 @@ def joined(results: list[Any], accumulate: int | str) -> Any:
     return total
 
 
+DEPENDS = "control flow depends on data: "
+
+
 class Number:
     """What `tensor.item()` gives under capture: it can be returned or put somewhere, and nothing else, as nobody knows it yet."""
 
@@ -124,20 +127,18 @@ class Number:
         """What any number has is refused, so that `hasattr` finds it, and what numpy would make an array of."""
         if name != "__array__" and (name.startswith("__") or not hasattr(self.kind, name)):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
-        self.refuse()
+        use = "is made an array of NumPy's" if name == "__array__" else f"is asked for its {name!r}"
+        self.refuse(use=use, instead="compute with the tensor itself, or with functions of math and statistics")
 
     def __copy__(self, *memo: Any) -> Number:
         return self
 
     __deepcopy__ = __copy__
 
-    def refuse(self, *_: Any) -> NoReturn:
-        """What happens to whoever looks at it, or computes with it."""
-        error = LeavingError(
-            f"control flow depends on data: a number read from a tensor is used at {users_line()}; return it, or compute with the tensor "
-            "itself (torch.where, clamp)",
-            converts=True,
-        )
+    def refuse(self, *_: Any, use: str = "is used", instead: str = "compute with the tensor itself (torch.where, clamp)") -> NoReturn:
+        """What happens to whoever looks at it, or computes with it. `use` says how, `instead` what to do."""
+        text = f"a number read from a tensor {use} at {users_line()}; return it, or {instead}"
+        error = LeavingError(f"{DEPENDS}{text}", converts=True)
         if self.refusals is not None:
             self.refusals.append(error)
         try:

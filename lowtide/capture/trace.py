@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.base.places import NOTHING, Beside
+from lowtide.base.places import NOTHING, Beside, Position
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
@@ -114,6 +114,7 @@ class CapturedStep:
     left: StepOutputs = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
     settling: FlagRecorder = field(default_factory=FlagRecorder)  # what it puts in the place of numbers and texts that it has read, once
     counted: str = ""  # what it has put into containers, which a captured step would not; "" where that is nothing
+    numbers: tuple[Position, ...] = ()  # places of numbers that it could have as inputs
 
     @property
     def held_storages(self) -> HeldStorages:

@@ -1,4 +1,4 @@
-"""Ordering problems as JSON, in two forms; both are read, and the simple one is written where it says everything.
+"""Ordering problems as JSON, in two forms that both are read; `bench.order_files` writes them.
 
 The simple form: item i creates tensor i, so that an edge is a number and nothing else needs a name.
 
@@ -31,17 +31,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from lowtide.base import fields
 from lowtide.base.files import read_utf8
 from lowtide.errors import FormatError
-from lowtide.problems.order import OrderProblem, Rows, Task
+from lowtide.problems.order import OrderProblem, Task
 
-_FORMAT, _VERSION = "lowtide.order", 1
+FORMAT, VERSION = "lowtide.order", 1
 
 
 class Loaded(NamedTuple):
@@ -70,18 +67,6 @@ def problem_from_json(text: str) -> OrderProblem:
     return _loaded(text).problem
 
 
-def problem_to_json(problem: OrderProblem) -> str:
-    """One line a tensor and a node: the simple form where it says everything, else the general one."""
-    lists = _Lists(problem)
-    items = _simple_items(problem, lists)
-    if items is not None:
-        return f'{{"nodes": [\n{_lines(items)}\n]}}\n'
-    head = json.dumps({"format": _FORMAT, "version": _VERSION, "resident_bytes": problem.resident_bytes})[:-1]
-    tensors = [{"bytes": nbytes} | ({"kept": True} if kept else {}) for nbytes, kept in zip(lists.tensor_bytes, lists.kept, strict=True)]
-    nodes = [_node_item(problem, lists, node) for node in range(problem.node_count)]
-    return f'{head},\n"tensors": [\n{_lines(tensors)}\n],\n"nodes": [\n{_lines(nodes)}\n]}}\n'
-
-
 def _loaded(text: str) -> Loaded:
     try:
         data = json.loads(text, object_pairs_hook=fields.marking_repeats, parse_int=_integer)
@@ -103,9 +88,9 @@ def _integer(digits: str) -> int:
 
 def _general(data: dict[str, Any]) -> OrderProblem:
     fields.check_fields("the top level", data, {"format", "version", "resident_bytes", "tensors", "nodes"})
-    if data.get("format") != _FORMAT or data.get("version") != _VERSION or isinstance(data.get("version"), bool):
+    if data.get("format") != FORMAT or data.get("version") != VERSION or isinstance(data.get("version"), bool):
         version = f"{data.get('format')!r} version {data.get('version')!r}"
-        raise FormatError(f'expected "format" {_FORMAT!r} and "version" {_VERSION}, got {version}: write it again with this release')
+        raise FormatError(f'expected "format" {FORMAT!r} and "version" {VERSION}, got {version}: write it again with this release')
     if not isinstance(data.get("tensors"), list):
         fields.refuse("the top level", "tensors", "a list", data.get("tensors"))
     tensor_bytes, kept = [], []
@@ -158,67 +143,3 @@ def _simple_item(where: str, item: Any) -> tuple[str, tuple[int, ...], int, bool
     where = f"{where} ({op})"
     inputs = tuple(dict.fromkeys(fields.integers(where, item, "inputs")))  # x + x reads one tensor
     return op, inputs, fields.integer(where, item, "bytes"), fields.boolean(where, item, "inplace")
-
-
-class _Lists:
-    """The arrays of a problem as lists: walking those is many times faster than indexing arrays one by one."""
-
-    def __init__(self, problem: OrderProblem) -> None:
-        self.tensor_bytes: list[int] = problem.tensor_bytes.tolist()
-        self.kept: list[bool] = problem.kept.tolist()
-        self.producer: list[int] = problem.producer.tolist()
-        self.readers: list[int] = np.diff(problem.readers.ptr).tolist()
-        self.reads = _split(problem.reads)
-        self.makes = _split(problem.outputs_of)
-        self.preds = _split(problem.preds)
-        self.takes = _split(problem.takes)
-        self.slots = _split(Rows(problem.take_ptr, problem.take_slots))
-
-    def after(self, node: int) -> list[int]:
-        """The predecessors of a node that the tensors it reads do not imply."""
-        implied = {self.producer[tensor] for tensor in self.reads[node]}
-        return [pred for pred in self.preds[node] if pred not in implied]
-
-
-def _node_item(problem: OrderProblem, lists: _Lists, node: int) -> dict[str, Any]:
-    makes, first = lists.makes[node], int(problem.take_output[node])
-    if first >= 0:
-        makes = [first, *(tensor for tensor in makes if tensor != first)]
-    item: dict[str, Any] = {
-        "makes": makes,
-        "reads": lists.reads[node],
-        "after": lists.after(node),
-        "workspace_bytes": int(problem.workspace_bytes[node]),
-        "takes": [list(pair) for pair in zip(lists.takes[node], lists.slots[node], strict=True)],
-    }
-    return {"name": problem.names[node]} | {field: value for field, value in item.items() if value}
-
-
-def _simple_items(problem: OrderProblem, lists: _Lists) -> list[dict[str, Any]] | None:
-    """The items of the simple form, or None where it would lose something."""
-    makers = [node for node in lists.producer if node >= 0]
-    one_each = makers == list(range(problem.node_count))  # in the order of their tensors
-    kept_if_unread = all(kept == (readers == 0) for kept, readers in zip(lists.kept, lists.readers, strict=True))
-    if not one_each or not kept_if_unread or problem.resident_bytes or np.any(problem.workspace_bytes):
-        return None
-    items: list[dict[str, Any]] = []
-    for tensor, node in enumerate(lists.producer):
-        if node < 0:
-            items.append({"op": "Input", "inputs": [], "bytes": lists.tensor_bytes[tensor], "inplace": False})
-            continue
-        takes, reads = lists.takes[node], lists.reads[node]
-        alike = [read for read in reads if lists.tensor_bytes[read] == lists.tensor_bytes[tensor]][:1]
-        op, _, position = problem.names[node].rpartition("_")
-        if takes not in ([], alike) or any(lists.slots[node]) or lists.after(node) or op == "Input" or position != str(tensor):
-            return None
-        items.append({"op": op, "inputs": reads, "bytes": lists.tensor_bytes[tensor], "inplace": bool(takes)})
-    return items
-
-
-def _split(rows: Rows) -> list[list[int]]:
-    ids, ptr = rows.ids.tolist(), rows.ptr.tolist()
-    return [ids[start:end] for start, end in pairwise(ptr)]
-
-
-def _lines(items: list[dict[str, Any]]) -> str:
-    return ",\n".join(map(json.dumps, items))

@@ -17,12 +17,13 @@ from bench.networks import PROBLEMS, real
 from bench.networks.cells import NASNET_A, CellNetwork
 from bench.networks.randwire import RandWire, watts_strogatz
 from bench.networks.shapes import Net
+from bench.order_files import problem_to_json
 from bench.order_speed import Instance, table
 from bench.results import Results
 from bench.yardstick import Yardstick, text_of
 from lowtide.cost.memory import order_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem, problem_from_json, problem_to_json
+from lowtide.problems.order_json import load_problem, problem_from_json
 from lowtide.problems.status import Status
 from lowtide.schedule import ReversePostOrder
 from lowtide.schedule.exact import Exact

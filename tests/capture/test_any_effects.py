@@ -1,68 +1,36 @@
-"""Any program that puts what it computes into places of the caller's leaves there what eager leaves."""
+"""Any program that does something beside computing leaves what eager leaves, whatever its caller changes between steps."""
 
 from __future__ import annotations
 
-import collections
 import os
-import random
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
-from tests.leaving import Meter, Net, check
+from bench.any_effects import DIFFERENT, trial
+from lowtide.capture.effects.actions import StepOutputs
 
-EXAMPLES = int(os.environ.get("LOWTIDE_LEAVING_EXAMPLES", "4"))  # 2000 where a bench runs it, within half an hour and more
-
-WRITES: tuple[Callable[[Any, Any], object], ...] = (
-    lambda places, value: places["list"].append(value()),
-    lambda places, value: places["list"].extend([value(), value()]),
-    lambda places, value: places["queue"].appendleft((value(), 3)),
-    lambda places, value: places["table"].__setitem__("a", [value()]),
-    lambda places, value: places["table"].update(b=value(), c={"d": value()}),
-    lambda places, value: places["lists"]["a"].append(value()),
-    lambda places, value: setattr(places["meter"], "last", value()),
-    lambda places, value: places["meter"].update(value(), 2),
-    lambda places, value: (places["list"].clear(), places["list"].append(value()), places["list"].append(len(places["list"]))),
-    lambda places, value: places["table"].clear(),
-)
-VALUES: tuple[Callable[[Tensor], Any], ...] = (
-    lambda hidden: hidden,
-    lambda hidden: hidden.detach(),
-    lambda hidden: hidden.mean().item(),
-    lambda hidden: hidden[0].tolist(),
-    lambda hidden: (hidden > 0).sum().item(),
-    lambda hidden: hidden.detach().clone().mul_(2),
-)
+PROGRAMS = int(os.environ.get("LOWTIDE_EFFECT_PROGRAMS", "5"))  # `python -m bench.any_effects` runs thousands, for 20 steps
+STEPS = int(os.environ.get("LOWTIDE_EFFECT_STEPS", "6"))
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(deadline=None, max_examples=PROGRAMS)
 @given(st.integers(0, 2**32))
-def test_any_program_leaves_what_eager_leaves(seed: int):
-    def make() -> Any:
-        dice = random.Random(seed)
-        places = {"list": [], "queue": collections.deque(maxlen=3), "table": {}, "lists": collections.defaultdict(list), "meter": Meter()}
+def test_a_program_leaves_what_eager_leaves_or_is_refused(seed: int):
+    verdict = trial(seed, STEPS)
+    assert verdict.kind != DIFFERENT, verdict.why
 
-        def some() -> Callable[[Tensor], None]:
-            chosen = [(dice.choice(WRITES), dice.choice(VALUES)) for _ in range(dice.randint(0, 3))]
 
-            def put(hidden: Tensor) -> None:
-                for write, value in chosen:
-                    write(places, lambda value=value: value(hidden))
+@pytest.mark.parametrize("seed", [1, 4])
+def test_what_a_step_leaves_out_is_seen(seed: int, monkeypatch: pytest.MonkeyPatch):
+    put = StepOutputs.put
 
-            return put
+    def put_but_the_last(self: StepOutputs, results: Any, before: Any) -> None:
+        last = len(self.actions) - 1
+        put(replace(self, actions=(*self.actions[:last], *(lambda results, before: None for _ in self.actions[last:]))), results, before)
 
-        in_forward, in_hook, in_loss = some(), some(), some()
-        model = Net(lambda net, hidden: in_forward(hidden))
-
-        def loss(model: nn.Module, x: Tensor) -> Tensor:
-            out = model(x)
-            in_loss(out)
-            return out.square().mean()
-
-        model.last.register_forward_hook(lambda module, given, out: in_hook(out) or out * 1)
-        return model, loss, places
-
-    check(make)
+    monkeypatch.setattr(StepOutputs, "put", put_but_the_last)
+    assert trial(seed, 3).kind == DIFFERENT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import types
 from collections.abc import Callable
@@ -54,6 +56,21 @@ def within_a_function(loss: Tensor, x: Tensor, model: nn.Module, meter: Meter) -
     return [[type(each).__name__ for each in (loss.item(), x)], (lambda each: type(each))(x), name_of(lambda each: "own")]
 
 
+def by_functions_that_ask(loss: Tensor, x: Tensor, model: nn.Module, meter: Meter) -> object:
+    things = [loss.item(), 1, 0.5]
+    groups = [(kind.__name__, len([*each])) for kind, each in itertools.groupby(things, key=type)]
+    ask = functools.partial(lambda kind, item: kind(item) is float, type)
+    return [groups, [*map(ask, things)], [*filter(type, things[1:])], [*map(type, things)] == [float, int, float]]
+
+
+def by_a_name_of_its_own(loss: Tensor, x: Tensor, model: nn.Module, meter: Meter) -> object:
+    def ordered(items: list[Any], type: Callable[[Any], Any]) -> list[Any]:
+        key = type
+        return [*sorted(items, key=type), key(items[0])]
+
+    return ordered([3, 1, 2], lambda item: -item)
+
+
 class Asking:
     @property
     def of_property(self) -> str:
@@ -78,7 +95,19 @@ def within_a_decorator(loss: Tensor, x: Tensor, model: nn.Module, meter: Meter) 
 
 
 @pytest.mark.parametrize(
-    "ask", [of_a_number, of_a_whole_number, of_a_text, of_tensors, of_containers, by_attributes, within_a_function, within_a_decorator]
+    "ask",
+    [
+        of_a_number,
+        of_a_whole_number,
+        of_a_text,
+        of_tensors,
+        of_containers,
+        by_attributes,
+        by_functions_that_ask,
+        by_a_name_of_its_own,
+        within_a_function,
+        within_a_decorator,
+    ],
 )
 def test_things_have_the_classes_that_they_have_elsewhere(ask):
     check(keeping(ask))

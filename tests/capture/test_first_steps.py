@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,72 @@ def kept_in(made: Callable[[], Any], keep: Callable[[Any, Tensor], None]) -> Cal
 @pytest.mark.parametrize("where", ["an object", "a module"])
 def test_a_place_that_begins_with_nothing(keep, where):
     check(kept_in(Place if where == "an object" else lambda: None, keep))
+
+
+def from_none_in_a_list(place: list[Any], number: float) -> None:
+    place[0] = number if place[0] is None else 0.9 * place[0] + 0.1 * number
+
+
+def from_none_in_a_dictionary(place: dict[str, Any], number: float) -> None:
+    place["best"] = number if place["best"] is None else min(place["best"], number)
+
+
+def from_what_a_dictionary_may_have(place: dict[str, Any], number: float) -> None:
+    before = place.get("mean")
+    place["mean"] = number if before is None else 0.5 * (before + number)
+
+
+NOTHING_AT_FIRST = [
+    (lambda: [None], from_none_in_a_list),
+    (lambda: {"best": None}, from_none_in_a_dictionary),
+    (dict, from_what_a_dictionary_may_have),
+    (lambda: collections.deque([None]), from_none_in_a_list),
+]
+
+
+@pytest.mark.parametrize(("made", "keep"), NOTHING_AT_FIRST)
+@pytest.mark.parametrize("emptied", [-1, 3])
+def test_an_entry_that_begins_with_nothing(made, keep, emptied):
+    """Emptied between steps it begins anew."""
+    found = []
+    for eagerly in (True, False):
+        torch.manual_seed(0)
+        place, model = made(), Net()
+
+        def loss(model: nn.Module, x: Tensor, place: Any = place) -> Tensor:
+            value = square(model, x)
+            keep(place, value.item())
+            return value
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches, trail = [torch.rand(5, 3) for _ in range(5)], []
+        step = None if eagerly else lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer)
+        for at, x in enumerate(batches):
+            if at == emptied:
+                place.clear()
+                place.update(made()) if isinstance(place, dict) else place.extend(made())
+            if step is None:
+                optimizer.zero_grad()
+                loss(model, x).backward()
+                optimizer.step()
+            else:
+                step(x)
+            trail.append(copy.copy(place))
+        found.append(trail)
+    assert not differences(*found)
+
+
+def test_a_tensor_in_an_entry_that_begins_with_nothing_is_refused_at_once():
+    place, model = {"mean": None}, Net()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        place["mean"] = value.detach() if place["mean"] is None else 0.9 * place["mean"] + 0.1 * value.detach()
+        return value
+
+    with pytest.raises(lowtide.CaptureError, match="reads what other steps leave in a dict"):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert place == {"mean": None}
 
 
 @pytest.mark.parametrize("keep", KEEPS)

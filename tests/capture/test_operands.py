@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -58,6 +60,9 @@ USES: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     "squares": lambda value, number, state, x: (
         value * torch.tensor([(x > number).sum().item() ** 2, 3]).float().std() + (x.long() * state.calls**2).sum()
     ),
+    "a quotient": lambda value, number, state, x: value * (1 / number) + value / (number + state.total) + 3 % number + 3 // (1 + number),
+    "a quotient of counts": lambda value, number, state, x: value * (1 / state.calls) + value * ((x > 0.1).sum().item() % state.calls),
+    "a mask filled": lambda value, number, state, x: value * x.masked_fill(x > 0.5, number).index_fill(0, torch.tensor([0]), number).sum(),
     "an answer": lambda value, number, state, x: value * torch.tensor(number > 0.1),
 }
 
@@ -110,6 +115,39 @@ def test_what_would_compute_with_a_number_elsewhere_is_refused(use):
     model, loss, _ = using(use)()
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
         lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
+
+
+MESSAGES: dict[str, Callable[[Tensor, Any, State, Tensor], Any]] = {
+    r"decides a condition": lambda value, number, state, x: value if number < 0.1 else value * 2,
+    r"is a position or a size": lambda value, number, state, x: [value, value * 2][state.calls % 2],
+    r"is a key of a dictionary": lambda value, number, state, x: {number: value}[number],
+    r"is given to leaky_relu\(\)": lambda value, number, state, x: nn.functional.leaky_relu(value, number),
+    r"is made an array of NumPy's": lambda value, number, state, x: value * float(np.mean([number, 1.0])),
+    r"is asked for its 'hex'": lambda value, number, state, x: value * len(number.hex()),
+}
+
+
+@pytest.mark.parametrize("use", MESSAGES)
+def test_a_refusal_says_what_the_number_is_used_for_and_on_which_line(use):
+    model, loss, _ = using(MESSAGES[use])()
+    with pytest.raises(lowtide.CaptureError, match=rf"More closely: a number read from a tensor {use}.* at .*{__file__}"):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
+
+
+def test_a_quotient_by_zero_fails_before_a_parameter_is_written():
+    model, kept = Net(), list[float]()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        kept.append(1 / (model(x).sum() * x.sum()).item())
+        return square(model, x)
+
+    step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), lr=0.1))
+    step(torch.rand(5, 3))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ZeroDivisionError):
+        step(torch.zeros(5, 3))
+    assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+    assert len(kept) == 1
 
 
 def test_an_average_of_weights_that_warms_up():
@@ -209,6 +247,7 @@ def test_answers_that_go_out_are_those_of_each_step():
             number = value.item()
             kept.append([number > 0.05, number == 0.0, math.isfinite(number), (out > 0).all().item(), (out > 0)[0].tolist()])
             kept.append(f"{number > 0.05}")
+            kept.append([statistics.mean([number, state.total]), math.hypot(number, 0.5), statistics.median((number, 0.1, 0.3)) / 2])
             state.calls += number > 0.05
             state.total += float(number > 0.05) + int(number > 0.06)
             return value

@@ -38,6 +38,9 @@ def _case(make: Callable[[], Case]) -> Callable[[], Case]:
 class _Holder:
     w = 1.0
 
+    def read(self) -> float:
+        return self.w
+
 
 def _function(**attributes: Any) -> Callable[[], float]:
     def read(w: float = 1.0, *, v: float = 1.0) -> float:
@@ -384,6 +387,17 @@ _HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any]
     "context": (lambda: contextvars.ContextVar("variable", default=1.0), lambda held: held.get(), lambda held: held.set(3.0)),
     "thread": (_local, lambda held: held.w, lambda held: setattr(held, "w", 3.0)),
     "reference": (_weak, lambda held: held().w, lambda held: setattr(held(), "w", 3.0)),
+    "partials": (
+        lambda: [functools.partial(_Holder.read, _Holder())],
+        lambda held: held[0](),
+        lambda held: setattr(held[0].args[0], "w", 3.0),
+    ),
+    "methods": (lambda: {"a": [_Holder().read]}, lambda held: held["a"][0](), lambda held: setattr(held["a"][0].__self__, "w", 3.0)),
+    "functions": (
+        lambda: ([_function()], {}),
+        lambda held: held[0][0](),
+        lambda held: setattr(held[0][0], "__defaults__", (3.0,)),
+    ),
 }
 
 

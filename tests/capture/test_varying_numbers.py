@@ -135,6 +135,18 @@ def test_a_number_of_each_call_is_computed_with_by_one_program(make):
     assert not found, "\n".join(found)
 
 
+def test_a_program_is_looked_at_again_with_the_inputs_that_it_has():
+    """Another shape's program has made a number an input by then, and this one has it as it was."""
+    schedule, model = Schedule(), Net()
+    options = {"run": lowtide.Run(check="always"), "optimizer": optim.SGD(model.parameters(), lr=0.1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = lowtide.optimize(model, torch.rand(5, 3), loss=lambda model, x: square(model, x) * schedule.weight(), **options)
+        for calls, rows in ((0, 5), (0, 2), (7, 5), (8, 2), (7, 5)):
+            schedule.calls = calls
+            step(torch.rand(rows, 3))
+
+
 def decided() -> Case:
     schedule = Schedule()
 

@@ -51,7 +51,7 @@ from lowtide.kernels.optimizers import each_of
 _PACKAGE = __name__.partition(".")[0]
 INTEGRATIONS = f"{PACKAGE_FOLDER}integrations{os.sep}"
 _MOST = 20_000  # objects that are followed
-_DEEPEST, _LARGEST = 32, 10_000  # containers within containers, items of one
+_DEEPEST, _DEEPEST_OF_MODULES, _LARGEST = 32, 4, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 _CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
@@ -273,14 +273,13 @@ class Follower:
 
     # What leads to what.
 
-    def _follow_code(self, item: Any) -> None:
+    def _follow_code(self, item: Any, depth: int = 0) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks, and objects of the user's."""
         if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item) or _is_object(item):
             self._follow(item)
-        elif isinstance(item, (dict, list, tuple)) and len(within := pieces(item)) < _LARGEST:
+        elif isinstance(item, CONTAINERS) and depth < _DEEPEST_OF_MODULES and len(within := pieces(item)) < _LARGEST:
             for piece in within.values():
-                if isinstance(piece, types.FunctionType) or moves(piece) or _is_object(piece):
-                    self._follow(piece)
+                self._follow_code(piece, depth + 1)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
         item = behind(item)

@@ -21,6 +21,7 @@ from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_view
 from lowtide.ir.operators.table import row_of
 
 _TRAINED = (Kind.PARAMETER, Kind.STATE)
+_DIVIDING = {"py.truediv", "py.floordiv", "py.mod"}
 _INDICES = {"int64", "int32", "int16", "int8", "uint8"}
 
 
@@ -105,5 +106,6 @@ def _runs(node: Node) -> bool:
 
 
 def _may_be_undefined(node: Node) -> bool:
-    """Whether a node computes with numbers of the program's, and Python raises for some: `math.log(0.0)`."""
-    return bool(node.inputs) and (node.op.startswith("py.math_") or node.op == "py.pow")
+    """Whether a node computes with numbers of the program's, and Python raises for some: `math.log(0.0)`, a quotient by zero."""
+    divides = node.op in _DIVIDING and isinstance(node.args[1], Value)
+    return bool(node.inputs) and (node.op.startswith("py.math_") or node.op == "py.pow" or divides)

@@ -17,6 +17,7 @@ from lowtide.capture.effects.containers import LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
 from lowtide.capture.effects.sums import CountedPlace
+from lowtide.capture.results import DEPENDS
 from lowtide.errors import CaptureError
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         return capture(None, False)
     except LeavingError as error:
         plain = str(error)
-    why = ""
+    why = close = ""
     try:
         return _summed(capture, roots, names=False, counted={}, plain=plain)
     except StaleError as error:
@@ -56,11 +57,13 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
     except CaptureError as error:
         if is_users_own(error):
             raise
+        close = str(error).removeprefix(DEPENDS) if isinstance(error, LeavingError) and str(error) != plain else ""
     try:
         return capture(None, True)
     except LeavingError as error:
         what = re.split("; (a captured step would not put|use torch.where)", str(error))[0]  # the remedy is another where more is known
-        raise CaptureError(f"{what}. It cannot be put there by each step: {why}" if why else str(error)) from error.__cause__
+        text = f"{what}. It cannot be put there by each step: {why}" if why else f"{error}. More closely: {close}" if close else str(error)
+        raise CaptureError(text) from error.__cause__
 
 
 def _summed(
@@ -85,7 +88,8 @@ def _summed(
         except CaptureError as error:
             captured, converts = None, converts or getattr(error, "converts", False)
             its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
-            if refusal is None or its_own or isinstance(error, StaleError):
+            better = isinstance(error, StaleError) or isinstance(refusal, LeavingError) or getattr(error, "converts", False)
+            if refusal is None or its_own or better:
                 refusal = error
         settled = counted.keys() <= summed.keys() and known is converts and tried  # a first attempt may fill what later ones find
         tried = True

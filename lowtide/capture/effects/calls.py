@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,11 +21,12 @@ from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
 from lowtide.capture.effects.operands import NumberOperands
-from lowtide.capture.effects.sums import NumberExpression, emitters, in_program, is_term, kind_of, numbers_in, text_of, whole
+from lowtide.capture.effects.sums import NumberExpression, emitters, in_program, is_term, kind_of, numbers_in, put_together, text_of, whole
 from lowtide.ir.operators.row import MATH_FUNCTIONS
 
 _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a record: all else says where it comes from
 _WHOLE = {"ceil", "floor", "trunc"}  # which give no fraction
+_OF_FRACTIONS = {statistics: ("mean", "median"), math: ("hypot",)}  # for all numbers: others fail for infinite ones
 _YES_OR_NO = {"isfinite", "isinf", "isnan"}
 
 
@@ -63,6 +65,9 @@ def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
         for name in _YES_OR_NO:
             answer = lambda plain, item: NumberExpression(plain, (item,), bool)  # noqa: E731
             stack.enter_context(replaced(math, name, functools.partial(_computed, answer)))
+        for module, names in _OF_FRACTIONS.items():
+            for name in names:
+                stack.enter_context(replaced(module, name, _of_fractions))
         for name in MATH_FUNCTIONS | _WHOLE:
             compute = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
             stack.enter_context(replaced(math, name, functools.partial(_computed, compute)))
@@ -76,6 +81,17 @@ def _length(plain: Callable[[Any], int]) -> Callable[[Any], Any]:
         return NumberExpression(len, (item,), int) if is_term(item) and item.kind in (str, tuple) else plain(item)
 
     return length
+
+
+def _of_fractions(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What a library makes of a list of fractions, which is one, each step makes of its own."""
+
+    def of_fractions(*args: Any, **options: Any) -> Any:
+        given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        followed = not options and any(map(is_term, given)) and {kind_of(each) for each in given} == {float}
+        return put_together(plain, args, float) if followed else plain(*args, **options)
+
+    return of_fractions
 
 
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,10 +49,18 @@ def _class(item: Any) -> Any:
     return nn.Parameter if isinstance(item, nn.Parameter) else torch.Tensor
 
 
+def _asking(item: Any) -> Any:
+    """What asks for classes, in the place of Python's own `type`; not of a variable of that name."""
+    return _type if item is builtins.type else item
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"\0{each.__name__}": each
-    for each in (_type, _class, converted, functools.partial, texts.formatted, texts.joined, texts.modulo, texts.called)
+    for each in (_type, _class, _asking, converted, functools.partial, texts.formatted, texts.joined, texts.modulo, texts.called)
 }
+
+
+_CALLING = {"map", "filter", "filterfalse", "starmap", "sorted", "sort", "min", "max", "groupby", "reduce", "partial"}
 
 
 class _ClassRewriter(ast.NodeTransformer):
@@ -69,8 +77,10 @@ class _ClassRewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "map":
-            node.args[:1] = map(_handed_on, node.args[:1])
+        if (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _CALLING:
+            node.args[:] = map(_handed_on, node.args)
+            for keyword in node.keywords:
+                keyword.value = _handed_on(keyword.value)
         is_question = isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords
         return _call(_type, node, node.func, *node.args) if is_question and not isinstance(node.args[0], ast.Starred) else node
 
@@ -101,9 +111,8 @@ class _TextRewriter(_ClassRewriter):
 
 
 def _handed_on(node: ast.expr) -> ast.expr:
-    """`T = type`, `map(type, items)`."""
-    is_type = isinstance(node, ast.Name) and node.id == "type"
-    return ast.copy_location(ast.Constant(f"\0{_type.__name__}"), node) if is_type else node
+    """`T = type`, `map(type, items)`, `sorted(items, key=type)`."""
+    return _call(_asking, node, node) if isinstance(node, ast.Name) and node.id == "type" else node
 
 
 def _is_conversion(node: ast.expr) -> bool:

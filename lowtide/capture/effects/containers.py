@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lowtide.base.places import ABSENT, LENGTH
+from lowtide.base.places import ABSENT, LENGTH, entry
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
@@ -101,6 +101,7 @@ class Container:
         self.written: set[Any] = set()  # keys
         self.defaults: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
         self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
+        self.nothing: dict[Any, tuple[Any, str]] = {}  # keys under which it has read None, what is taken where nothing lies, and the line
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
         self.length: Any = None  # what stands for how many items it has when a step begins
@@ -128,7 +129,12 @@ class Container:
     def stale_at(self, as_a_whole: bool) -> str:
         """Where the program reads what earlier steps have left; "" where it does not. `as_a_whole`: with what it holds."""
         grown = not isinstance(self.items, dict) and self.kind.__len__(self.items) > 0
-        return (self.read_at or (self.whole if grown else "")) if (self.changes if as_a_whole else self.changes_itself) else ""
+        begun = (line for key, (_, line) in self.nothing.items() if any(isinstance(each, torch.Tensor) for each in self.lying_at(key)))
+        return (
+            (self.read_at or (self.whole if grown else "") or next(begun, ""))
+            if (self.changes if as_a_whole else self.changes_itself)
+            else ""
+        )
 
     def holds(self) -> bool:
         """Whether it is there, and holds what the program relies on."""
@@ -136,9 +142,10 @@ class Container:
             return True
         try:
             now, *others = (getter() for getter in self.getters)
-        except (LookupError, ValueError, TypeError):
+            begins = all(entry(now, key, default) is None for key, (default, _) in self.nothing.items())
+        except (LookupError, ValueError, TypeError, AttributeError):
             return False
-        if type(now) is not self.kind or any(other is not now for other in others):
+        if not begins or type(now) is not self.kind or any(other is not now for other in others):
             return False
         if any((key in now) is not there for key, there in self.presence.items()):
             return False
@@ -150,9 +157,11 @@ class Container:
             return
         if key is _ALL and all(map(self._is_own, self._old_keys())) and self.sums.keys() <= self.written:
             self.whole = self.whole or users_line()
+        elif key is not _ALL and self._may_last(key) and entry(self.original, key, default) is None:
+            self.nothing.setdefault(key, (default, users_line()))
         else:
             self.read_at = self.read_at or users_line()
-            if key is not _ALL and (isinstance(self.stand_in, dict) or self._is_position(key)):
+            if key is not _ALL and self._may_last(key):
                 self.defaults.setdefault(key, default)
 
     def lookup(self, key: Any, default: Any, put: str = "", *args: Any) -> Any:
@@ -201,7 +210,7 @@ class Container:
             self.fresh = True
         elif method in _ADDING:
             self.added += len(args[0]) if "extend" in method else 1
-        elif method == "__setitem__" and (isinstance(self.stand_in, dict) or self._is_position(args[0])):
+        elif method == "__setitem__" and self._may_last(args[0]):
             self.written.add(args[0])
         elif method != "__setitem__" or not self._is_own(args[0]):
             self.read()
@@ -211,7 +220,8 @@ class Container:
         """What lies under a key, where anything does."""
         if isinstance(self.items, dict):
             return [dict.get(self.items, key)]
-        return [self.kind.__getitem__(self.items, key)] if self._is_position(key) else []
+        length = self.kind.__len__(self.items)
+        return [self.kind.__getitem__(self.items, key)] if self._is_position(key) and -length <= key < length else []
 
     def adopt(self, key: Any, item: Any) -> Any:
         """The program has missed an item, and made one. An empty container is watched, anything else follows from its absence."""
@@ -252,6 +262,9 @@ class Container:
         within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
         known = (key in self.written or key in self.sums) and (key >= 0 or not self.added)
         return known or within or (self.kind is list and 0 < -key <= self.added)
+
+    def _may_last(self, key: Any) -> bool:
+        return isinstance(self.stand_in, dict) or self._is_position(key)
 
     def _is_position(self, key: Any) -> bool:
         """Whether it means the same item whatever is added on the right."""

@@ -24,7 +24,8 @@ from lowtide.ir import tree
 from lowtide.ir.graph import Slot, Value
 
 _ARITHMETIC = {f"{side}{name}" for name in ("add", "sub", "mul", "div", "truediv", "true_divide") for side in ("", "i", "r")}
-_LINEAR = _ARITHMETIC | {"clamp", "where", "gt", "lt", "ge", "le", "eq", "ne"}  # whose gradients have a number as it is
+_CHOOSING = {"clamp", "clip", "masked_fill", "index_fill", "where"}
+_LINEAR = _ARITHMETIC | _CHOOSING | RELATIONS.keys()  # whose gradients have a number as it is
 _PLAIN = _LINEAR | {"lerp", "addcmul", "addcdiv", "fill", "full", "full_like", "new_full"}
 _MADE = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
 _ASKED = math.isfinite, math.isnan, math.isinf, *RELATIONS.values()
@@ -77,8 +78,10 @@ class NumberOperands(TorchFunctionMode):
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         allowed = _LINEAR if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) else _PLAIN
         decides = any(map(may_be_whole, given)) and not any(each.is_floating_point() for each in tensors)
-        if decides or getattr(func, "__name__", "").strip("_") not in allowed or any(each.kind is bool for each in given):
-            given[0].refuse()
+        name = getattr(func, "__name__", "")
+        use = f"is given to {name}()"
+        if decides or name.strip("_") not in allowed or any(each.kind is bool for each in given):
+            given[0].refuse(use=use)
         leaves, rebuild = tree.flatten((args, kwargs))
         known = {id(each): self._stand_in(each) for each in given}
         before = len(self._recorder.draft.nodes)
@@ -86,7 +89,7 @@ class NumberOperands(TorchFunctionMode):
         result = func(*args, **kwargs)
         taken = {value for node in self._recorder.draft.nodes[before:] for value in node.inputs}
         if not taken.issuperset(map(self._values.__getitem__, known.values())) or not self._values.keys().isdisjoint(result.shape):
-            given[0].refuse()
+            given[0].refuse(use=use)
         return result
 
     def _stand_in(self, item: Term) -> Any:
@@ -99,7 +102,7 @@ class NumberOperands(TorchFunctionMode):
         leaves = _leaves_of(data)
         kinds = {each.kind if is_term(each) else type(each) for each in leaves if not may_be_whole(each)}
         if dtype is None and float not in kinds and (unknown := next(filter(may_be_whole, leaves), None)) is not None:
-            unknown.refuse()
+            unknown.refuse(use="may be whole or a fraction, which decides a dtype,", instead="name the dtype")
         dtype = dtype or (torch.get_default_dtype() if float in kinds else torch.int64 if int in kinds else torch.bool)
         if isinstance(data, (list, tuple)):
             return torch.stack([self._made(each, dtype, device) for each in data])

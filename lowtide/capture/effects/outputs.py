@@ -253,8 +253,7 @@ class OutputRecorder:
 
     def values(self) -> list[Any]:
         """The results of the program among what leaves."""
-        left = [*(args for _, _, args in self.log.events), *(seen(item, table)[name] for item, table, name in self.put)]
-        return [result for value in left for leaf in tree.flatten(value)[0] for result in results_in(leaf.value)]
+        return [result for value, *_ in self._acts() for leaf in tree.flatten(value)[0] for result in results_in(leaf.value)]
 
     def left(self) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
@@ -370,8 +369,6 @@ def _is_of_variables(item: Any) -> bool:
 
 def _called(holder: Any, name: Any) -> str:
     """A place in words."""
-    if isinstance(holder, Container):
-        return f"entry {name!r} of a {holder.kind.__name__}"
     return f"variable {name!r}" if _is_of_variables(holder) else f"attribute {name!r} of a {type(holder).__name__}"
 
 

@@ -31,6 +31,11 @@ _BY_NUMBERS = {name: getattr(operator, name) for name in ("truediv", "floordiv",
 _ALONE: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs}
 _OTHERS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "pow": operator.pow}
 _SPELLED = {function: name for table in (_ANY, _BY_NUMBERS, _ALONE, _OTHERS) for name, function in table.items()}
+_USES = {
+    "bool": ("decides a condition (`if`, `while`, `and`)", "choose without asking: min(best, v), max(), torch.where"),
+    "index": ("is a position or a size", "keep to sizes that follow from shapes, or index with a tensor"),
+    "hash": ("is a key of a dictionary or a member of a set", "put it there after the step"),
+}
 _ASKS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (float, int, operator.index, hash, str, format, repr)}
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
@@ -154,17 +159,18 @@ class TextExpression(NumberExpression):
         """A method of a text."""
         if name.startswith("__") or not hasattr(self.kind, name):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
-        return partial(text_of, getattr(str, name), self) if name in _TEXTS_OF_TEXTS else getattr(_asked(self), name)
+        return partial(text_of, getattr(str, name), self) if name in _TEXTS_OF_TEXTS else getattr(_asked(self, name), name)
 
 
 def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
     if not any(map(is_term, numbers_in(args))):
         return function(*args)
-    return _put_together(function, args, str)
+    return put_together(function, args, str)
 
 
-def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
+def put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
+    """What a function makes of numbers wherever they are in its arguments: each step calls it again."""
     leaves, rebuild = tree.flatten(without_stand_ins(args))
     if kind is str and any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
         return function(*args)
@@ -174,7 +180,8 @@ def _put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
 
     text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
     text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    return TextExpression(text, tuple(leaf.value for leaf in leaves), kind)
+    made = NumberExpression if kind is float else TextExpression
+    return made(text, tuple(leaf.value for leaf in leaves), kind)
 
 
 def kind_of(item: Any) -> type:
@@ -241,12 +248,19 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
             return NotImplemented  # its own operator takes over
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
-            return text_of(function, one, two) if function is operator.add else function(_asked(one), _asked(two))
+            return (
+                text_of(function, one, two)
+                if function is operator.add
+                else function(_asked(one, function.__name__), _asked(two, function.__name__))
+            )
         if function is operator.add and {kind_of(one), kind_of(two)} == {tuple}:
-            return _put_together(function, (one, two), tuple)
-        if (type(other) in (int, float) or isinstance(other, Term)) and not (divides and _may_be_zero(two)):
-            return NumberExpression(function, (one, two))
-        return function(*(_asked(each) for each in (one, two)))
+            return put_together(function, (one, two), tuple)
+        if type(other) not in (int, float) and not isinstance(other, Term):
+            return function(*(_asked(each, function.__name__) for each in (one, two)))
+        result = NumberExpression(function, (one, two))
+        if not divides or not _may_be_zero(two):
+            return result
+        return function(*map(_asked, result.args)) if result.known else _computed(result)
 
     return operation
 
@@ -274,15 +288,20 @@ def in_program(op: str, *operands: Any) -> Any:
     return emitters[-1].emit(op, tuple(map(_operand, operands)))
 
 
+def _computed(item: NumberExpression) -> Any:
+    """What Python cannot compute of all numbers is a part of the program, which fails where eager does."""
+    if may_be_whole(item):
+        item.refuse(use="is whole in some steps only", instead="make it a fraction: float(n)")
+    computed = in_program(_SPELLED[item.function], *item.args)
+    computed.kind = item.kind
+    return computed
+
+
 def _power(*both: Any) -> Any:
     """Of what earlier steps leave it is looked at before a step begins whether there is one."""
     raised = NumberExpression(operator.pow, both, float if type(both[1]) is int and both[1] < 0 else None)
     if (earlier := _earlier(raised)) is None:
-        if may_be_whole(raised):
-            raised.refuse()
-        computed = in_program("pow", *both)
-        computed.kind = raised.kind
-        return computed
+        return _computed(raised)
     power = recipe(raised)
     earlier.divisors.append(lambda results, before: [power(results, before)])
     return raised
@@ -291,22 +310,23 @@ def _power(*both: Any) -> Any:
 def _operand(item: Any) -> Any:
     if not isinstance(item, NumberExpression):
         return item if not isinstance(item, EarlierNumber) else emitters[-1].input(item)
-    name = _SPELLED.get(item.function) or _asked(item)
+    name = _SPELLED.get(item.function) or _asked(item, item.function.__name__)
     return in_program(name, *item.args) if isinstance(name, str) else name
 
 
-def _asked(item: Any) -> Any:
-    """A number itself, where it can be had; it is a part of the program from here on."""
+def _asked(item: Any, by: str = "") -> Any:
+    """A number itself, where it can be had; it is a part of the program from here on. `by`: the name of what asks."""
     if not isinstance(item, Term):
         return item
     if item.known is None:
-        item.refuse()
+        use, instead = _USES.get(by, (f"is given to {by}()" if by else "is used", "compute with the tensor itself"))
+        item.refuse(use=use, instead=instead)
     return item.known()
 
 
 def _truth(self: Term) -> bool:
     answer = emitters[-1].answer(self) if self.known is None and emitters else None
-    return bool(_asked(self)) if answer is None else answer
+    return bool(_asked(self, "bool")) if answer is None else answer
 
 
 def _quotient(self: Any, other: Any) -> Any:
@@ -332,7 +352,7 @@ def whole(function: Callable[[Any], int], item: Any) -> Any:
 
 
 def _question(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *others: function(_asked(self), *map(_asked, others))
+    return lambda self, *others: function(*(_asked(each, function.__name__) for each in (self, *others)))
 
 
 def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -341,7 +361,7 @@ def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return self.compare(name, other)
         if self.known is None and (type(other) in (int, float) or is_term(other)):
             return NumberExpression(function, (self, other), bool)
-        return function(_asked(self), _asked(other))
+        return function(*(_asked(each, function.__name__) for each in (self, other)))
 
     return comparison
 
