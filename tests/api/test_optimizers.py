@@ -52,9 +52,16 @@ def test_optimizer(optimizer, settings):
     check(made(optimizer, **settings), steps=10)
 
 
-BY_LISTS = [
-    *((optimizer, {**settings, "foreach": True}) for optimizer, settings in OPTIMIZERS if not isinstance(settings["lr"], torch.Tensor)),
-    *((optimizer, {**settings, "fused": True}) for optimizer, settings in OPTIMIZERS if "fused" in inspect.signature(optimizer).parameters),
+_LAST = {optimizer: settings for optimizer, settings in OPTIMIZERS if not isinstance(settings["lr"], torch.Tensor)}
+BY_LISTS = [  # `bench.optimizers_db` has all settings, for 300 steps
+    *((optimizer, {**settings, "foreach": True}) for optimizer, settings in _LAST.items()),
+    *(
+        (optimizer, {**settings, "fused": True})
+        for optimizer, settings in _LAST.items()
+        if "fused" in inspect.signature(optimizer).parameters
+    ),
+    (optim.Adam, {"lr": torch.tensor(0.01), "fused": True}),
+    (optim.SGD, {"lr": 0.1, "fused": True}),
 ]
 
 
