@@ -25,7 +25,7 @@ def _limits() -> str:
         "channels_last, a Llama of 1.1 B parameters 4 x 1024, vit_b_16 x 64, bert-base x 32. Milliseconds are medians of ten,\n"
         "in turns with eager's. Other parts planned on other cores meanwhile, which makes steps that wait for the host up to a\n"
         "third slower. GB are above what is there when a step begins, for eager with the gradients of the last one; reserved is\n"
-        f"all that the process held. Eager ran foreach kernels, lowtide the single-tensor formulas, as it then did. Of {len(exact)} networks\n"
+        f"all that the process held. Eager ran foreach kernels, lowtide single-tensor formulas, as it then did. Of {len(exact)} networks\n"
         f"compared with eager after three steps {equal} were equal to the last bit; the others were refused, out of time, or\n"
         "differ between two runs of eager.",
         ("network", "limit", "promised ms", "measured ms", "over eager", "promised GB", "measured GB", "reserved GB", ""),
