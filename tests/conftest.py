@@ -28,6 +28,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out what tests/slow.txt names too: tests, or whole files")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have the search's kernels compiled before there are workers: each of them would compile all that it does not find."""
+    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
+        from lowtide.planning.warm_up import warm_up_planning
+        from lowtide.schedule import Auto
+
+        warm_up_planning(Auto(), limited=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, or all others with `--long`. A test that is asked for by name runs."""
     if any("::" in arg for arg in config.args):

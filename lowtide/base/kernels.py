@@ -5,7 +5,7 @@ is missing, damaged or full as nothing, with one warning where the user can do s
 read only as it was written, by its seal. It is found by all that it was made of: the code of the kernel and of those that it calls, what
 they read of their modules, types, processor and versions.
 
-numba's private names are used here and nowhere else.
+numba's private names are used here and in `linking.py`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from numba.core import compiler, compiler_lock, config, registry, serialize
 
 from lowtide.base.files import read_bytes, write_whole
 from lowtide.base.folders import directory, own_folder, warn_if_not_cached, warn_not_cached
+from lowtide.base.linking import linked_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,12 +54,12 @@ def kernel(*, nogil: bool = False, inner: bool = False, borrows: bool = False) -
 def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False, borrows: bool = False) -> Any:
     """Compile a function by numba, and keep what was compiled. `nogil`: other threads run on while it does.
 
-    `inner`: only other kernels call it. It is compiled without what Python needs to call it, which takes a quarter of the time off; called
-    from Python it raises TypeError.
-    `borrows`: the same, and it makes no arrays: those that it is given outlive the call. It counts no references, which in a short kernel
-    can take more time than the rest. One that does make an array fails to compile.
+    `inner`: only other kernels call it. It becomes machine code within those and is kept with them. Called from Python it raises
+    TypeError.
+    `borrows`: it makes no arrays, and those that it is given outlive the call. It counts no references, which in a short kernel can take
+    more time than the rest, and takes half the time to compile. One that does make an array fails to compile.
     """
-    settings = _Settings(nogil, inner or borrows, borrows)
+    settings = _Settings(nogil, inner, borrows)
     if function is None:
         return lambda function: _compiled(function, settings)
     return _compiled(function, settings)
@@ -79,13 +80,21 @@ class _Settings(NamedTuple):
 def _compiled(function: Any, settings: _Settings) -> Any:
     options: Any = settings.for_numba  # not all are among its types
     compiled: Any = numba.njit(**options)(function)
-    if compiled is not function:  # as it is where numba is switched off
+    if compiled is function:  # as it is where numba is switched off
+        return function
+    if not settings.inner:
         compiled._cache = KernelCache(function, settings)
-        compiled.__class__ = _Inner if settings.inner else _Kernel
+    compiled.__class__ = _Inner if settings.inner else _Kernel
     return compiled
 
 
-class _Kernel(_Dispatcher):  # type: ignore[misc]  # numba has no types
+class _LinkedOnce(_Dispatcher):  # type: ignore[misc]  # numba has no types
+    def compile(self, sig: Any) -> Any:
+        with COMPILING, linked_once(self.targetctx):
+            return super().compile(sig)
+
+
+class _Kernel(_LinkedOnce):
     """A kernel as Python calls it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +107,7 @@ class _Kernel(_Dispatcher):  # type: ignore[misc]  # numba has no types
             raise
 
 
-class _Inner(_Dispatcher):  # type: ignore[misc]  # numba has no types
+class _Inner(_LinkedOnce):
     """A kernel that has nothing by which Python could call it: numba would jump to address 0."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:

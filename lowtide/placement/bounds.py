@@ -37,7 +37,7 @@ class Rules(NamedTuple):
     rank: Any  # [n] of buffers, the lowest first
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def fits(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """Whether the sections of `[left, right)` where floors rose may still fit."""
     if walk.registers[DEAD]:
@@ -69,7 +69,7 @@ def fits(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: An
     return True
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def conclude(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """Brings all that follows from the floors up to date in `[left, right)`, lifting buffers; False where the state is dead."""
     changed_left, changed_right = left, right
@@ -83,7 +83,7 @@ def conclude(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left
         changed_left, changed_right = walk.registers[LEFT], walk.registers[RIGHT]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _look_at_sections(net: SectionNet, walk: FloorWalk, left: Any, right: Any) -> None:
     for section in range(left, right):
         lowest, top, second, topper = NEVER, NEVER, NEVER, -1
@@ -99,7 +99,7 @@ def _look_at_sections(net: SectionNet, walk: FloorWalk, left: Any, right: Any) -
         walk.lowest[section], walk.top[section], walk.second[section], walk.topper[section] = lowest, top, second, topper
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _look_beneath_buffers(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, begin: Any, left: Any, right: Any) -> Any:
     """Whether some buffer was lifted, of those from section `begin` on that live in some of `[left, right)`.
 
@@ -129,7 +129,7 @@ def _look_beneath_buffers(net: SectionNet, walk: FloorWalk, rules: Rules, capaci
     return lifted
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def choose(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: Any, right: Any) -> Any:
     """The section of `[left, right)` to branch on, and whether "none at its floor" is a case there."""
     best, best_cost, best_tie, best_none = -1, 0.0, 0, False
@@ -160,7 +160,7 @@ def choose(net: SectionNet, walk: FloorWalk, rules: Rules, capacity: Any, left: 
     return best, best_none
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def put_none(net: SectionNet, walk: FloorWalk, rules: Rules, section: Any) -> None:
     """No buffer of the section lies at its lowest floor: those that could rest on others that are not placed."""
     lowest = NEVER
@@ -173,7 +173,7 @@ def put_none(net: SectionNet, walk: FloorWalk, rules: Rules, section: Any) -> No
             raise_floor(net, walk, buffer, _support(net, walk, buffer) if rules.canonical else lowest + 1)
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _support(net: SectionNet, walk: FloorWalk, buffer: Any) -> Any:
     support = NEVER
     for at in range(net.meet_ptr[buffer], net.meet_ptr[buffer + 1]):
@@ -183,7 +183,7 @@ def _support(net: SectionNet, walk: FloorWalk, buffer: Any) -> Any:
     return support
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def candidates(net: SectionNet, walk: FloorWalk, rules: Rules, section: Any, none: Any, room: Any) -> Any:
     """Writes the cases into `room`, the first to try last, and returns how many: a buffer's number, or -1 for "none", tried after all."""
     count = 0
@@ -204,7 +204,7 @@ def candidates(net: SectionNet, walk: FloorWalk, rules: Rules, section: Any, non
     return count
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _waste(net: SectionNet, walk: FloorWalk, rules: Rules, buffer: Any) -> Any:
     """In how many sections the buffer at its floor leaves a gap; or, filling by 2, in how many of all it does not close one."""
     if not rules.filling:

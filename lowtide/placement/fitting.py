@@ -191,7 +191,7 @@ def fitted(strip: Strip, sequence: NDArray[np.intp], fit: Fit, capacity_bytes: i
     return offsets, count - placed
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def mismatch(start: Any, end: Any, other_start: Any, other_end: Any, peak: Any) -> Any:
     """How little two lives are alike where it matters: in their ends after the peak, in their starts before it."""
     if start > peak:
@@ -201,7 +201,7 @@ def mismatch(start: Any, end: Any, other_start: Any, other_end: Any, peak: Any) 
     return abs(end - other_end) + abs(start - other_start)
 
 
-@kernel
+@kernel(borrows=True)
 def _fit(blocks: Any, sequence: Any, first: Any, offsets: Any, by_offset: Any, rule: Any, capacity: Any, peak: Any, horizon: Any) -> None:
     """Place the blocks of `sequence` from `first` on; those before it are in the lists by offset: where they lie and when they live."""
     low, high, starts, ends = by_offset
@@ -221,7 +221,7 @@ def _fit(blocks: Any, sequence: Any, first: Any, offsets: Any, by_offset: Any, r
         low[place], high[place], starts[place], ends[place] = offset, offset + blocks.size[block], blocks.start[block], blocks.end[block]
 
 
-@kernel
+@kernel(borrows=True)
 def _stack(blocks: Any, sequence: Any, first: Any, offsets: Any) -> None:
     """Place the blocks of `sequence` from `first` on above all others, each upon the one before."""
     top = 0
@@ -234,7 +234,7 @@ def _stack(blocks: Any, sequence: Any, first: Any, offsets: Any) -> None:
         top = max(top, offsets[block] + blocks.size[block])
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any) -> Any:
     """The low end of the first gap, or of the smallest."""
     size, start, end, align = one
@@ -252,7 +252,7 @@ def _lowest(one: Any, best: Any, low: Any, high: Any, starts: Any, ends: Any, co
     return top if lowest < 0 else lowest
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _alike(one: Any, any_gap: Any, low: Any, high: Any, starts: Any, ends: Any, count: Any, capacity: Any, peak: Any, horizon: Any) -> Any:
     """The end of a gap whose neighbour's life is most alike: of any gap, or of the smallest; floor and ceiling live for ever."""
     size, start, end, align = one

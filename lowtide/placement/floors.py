@@ -77,7 +77,7 @@ def walk_of(net: SectionNet) -> FloorWalk:
     return walk
 
 
-@kernel
+@kernel(borrows=True)
 def settle(net: SectionNet, walk: FloorWalk) -> None:
     """Lifts free buffers out of fixed ones that they do not fit beneath, once and for all."""
     for buffer in range(len(net.size)):
@@ -85,12 +85,12 @@ def settle(net: SectionNet, walk: FloorWalk) -> None:
             walk.floor[buffer] = _allowed(net, buffer, 0)
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def quiet(walk: FloorWalk) -> None:
     walk.registers[LEFT], walk.registers[RIGHT], walk.registers[DEAD] = NEVER, 0, 0
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def raise_floor(net: SectionNet, walk: FloorWalk, buffer: Any, offset: Any) -> None:
     """The buffer lies at `offset` or above."""
     registers = walk.registers
@@ -105,7 +105,7 @@ def raise_floor(net: SectionNet, walk: FloorWalk, buffer: Any, offset: Any) -> N
     registers[RIGHT] = max(registers[RIGHT], net.high[buffer])
 
 
-@kernel
+@kernel(borrows=True)
 def put(net: SectionNet, walk: FloorWalk, buffer: Any) -> None:
     """Places the buffer at its floor: all that meet it and are not placed lie above."""
     place = walk.registers[TRAIL]
@@ -135,7 +135,7 @@ def put(net: SectionNet, walk: FloorWalk, buffer: Any) -> None:
     walk.registers[LEFT], walk.registers[RIGHT] = min(walk.registers[LEFT], left), max(walk.registers[RIGHT], right)
 
 
-@kernel
+@kernel(borrows=True)
 def take_back(net: SectionNet, walk: FloorWalk, mark: Any) -> None:
     """Undoes everything since the trail was `mark` long."""
     place = walk.registers[TRAIL]
@@ -152,7 +152,7 @@ def take_back(net: SectionNet, walk: FloorWalk, mark: Any) -> None:
     walk.registers[TRAIL] = place
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _allowed(net: SectionNet, buffer: Any, offset: Any) -> Any:
     """The lowest offset from this one on that is aligned and not in the way of a fixed buffer."""
     align, size = net.align[buffer], net.size[buffer]
@@ -176,7 +176,7 @@ def new_seen(slots: int) -> SeenStates:
     return SeenStates(np.zeros((slots, 2), np.uint64), np.zeros(1, np.int64))
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def state_of(net: SectionNet, walk: FloorWalk, left: Any, right: Any) -> Any:
     """Two words for the component of sections `[left, right)`."""
     one, two = np.uint64(left), np.uint64(right)
@@ -188,13 +188,13 @@ def state_of(net: SectionNet, walk: FloorWalk, left: Any, right: Any) -> Any:
     return one, two
 
 
-@kernel
+@kernel(borrows=True)
 def is_seen(seen: SeenStates, one: Any, two: Any) -> Any:
     place = _slot(seen, one, two)
     return seen.words[place, 0] != 0 or seen.words[place, 1] != 0
 
 
-@kernel
+@kernel(borrows=True)
 def see(seen: SeenStates, one: Any, two: Any) -> None:
     if 4 * seen.count[0] > 3 * len(seen.words):
         seen.words[:] = 0
@@ -204,14 +204,14 @@ def see(seen: SeenStates, one: Any, two: Any) -> None:
     seen.words[place, 0], seen.words[place, 1] = one, two
 
 
-@kernel
+@kernel(borrows=True)
 def enlarge(seen: SeenStates, larger: SeenStates) -> None:
     for place in range(len(seen.words)):
         if seen.words[place, 0] != 0 or seen.words[place, 1] != 0:
             see(larger, seen.words[place, 0], seen.words[place, 1])
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _slot(seen: SeenStates, one: Any, two: Any) -> Any:
     """Where these words are, or the free slot where they belong."""
     last = len(seen.words) - 1
@@ -223,7 +223,7 @@ def _slot(seen: SeenStates, one: Any, two: Any) -> Any:
     return place
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _mixed(word: Any) -> Any:
     """A bijection of 64 bits after which equal differences no longer show (splitmix64's)."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -152,14 +152,14 @@ def _settle(
     return count == 0, max_moves
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _uniform(random: Any) -> Any:
     """The next of a sequence of numbers in [0, 1): a linear congruential generator's upper bits."""
     random[0] = random[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     return np.float64(random[0] >> np.uint64(33)) / 2147483648.0
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _before(blocks: Any, count: Any, keys: Any, key: Any) -> Any:
     """How many of the first `count` blocks, which are by rising keys, have smaller ones."""
     left, right = 0, count
@@ -172,7 +172,7 @@ def _before(blocks: Any, count: Any, keys: Any, key: Any) -> Any:
     return left
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _insert(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     place = _before(blocks, count, keys, keys[block])
     for at in range(count, place, -1):
@@ -180,7 +180,7 @@ def _insert(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     blocks[place] = block
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _remove(blocks: Any, count: Any, keys: Any, block: Any) -> None:
     place = _before(blocks, count, keys, keys[block])
     while blocks[place] != block:
@@ -189,7 +189,7 @@ def _remove(blocks: Any, count: Any, keys: Any, block: Any) -> None:
         blocks[at] = blocks[at + 1]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _meeting(blocks: Any, start: Any, end: Any, block: Any, near: Any) -> Any:
     """Fills `near` with those of some blocks that are alive with one, and counts them."""
     count, low, high = 0, start[block], end[block]
@@ -200,7 +200,7 @@ def _meeting(blocks: Any, start: Any, end: Any, block: Any, near: Any) -> Any:
     return count
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _cheapest(
     block: Any, near: Any, blocks: Any, offsets: Any, matters: Any, ceiling: Any, peak: Any, horizon: Any, random: Any, noise: Any
 ) -> tuple[Any, Any]:

@@ -56,7 +56,7 @@ def _doubled(array: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([array, np.zeros_like(array)])
 
 
-@kernel
+@kernel(borrows=True)
 def search(
     net: SectionNet, walk: FloorWalk, stack: PlaceStack, seen: SeenStates, rules: Rules, capacity: Any, nodes: Any, may_grow: Any
 ) -> Any:
@@ -89,7 +89,7 @@ def search(
             return YES
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _is_full(net: SectionNet, walk: FloorWalk, stack: PlaceStack) -> Any:
     """Whether one more branching might not find room."""
     n, m, depth = len(net.size), len(net.member_ptr) - 1, stack.registers[DEPTH]
@@ -98,12 +98,12 @@ def _is_full(net: SectionNet, walk: FloorWalk, stack: PlaceStack) -> Any:
     return _first_case(stack, depth) + n + 1 > len(stack.case) or stack.registers[COMPONENTS] + m + 1 > len(stack.component)
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _first_case(stack: PlaceStack, depth: Any) -> Any:
     return stack.branching[depth - 1, _CASES] if depth > 0 else 0
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _go_back(net: SectionNet, walk: FloorWalk, stack: PlaceStack, depth: Any) -> Any:
     """To the branching that made a component which failed; False where there is none, and the whole problem failed."""
     if depth < 0:
@@ -113,7 +113,7 @@ def _go_back(net: SectionNet, walk: FloorWalk, stack: PlaceStack, depth: Any) ->
     return True
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _enter(net: SectionNet, walk: FloorWalk, stack: PlaceStack, seen: SeenStates, rules: Rules, capacity: Any) -> Any:
     """Makes a branching of the component whose turn it is; False where it is dead."""
     registers = stack.registers
@@ -142,7 +142,7 @@ def _enter(net: SectionNet, walk: FloorWalk, stack: PlaceStack, seen: SeenStates
     return True
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _try(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules, capacity: Any) -> Any:
     """Takes the next case of the branching on top; False where it fails at once."""
     branching = stack.branching[stack.registers[DEPTH]]
@@ -158,7 +158,7 @@ def _try(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules, capa
     return fits(net, walk, rules, capacity, stack.component[own, _FROM], stack.component[own, _TO])
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _next_component(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules) -> Any:
     """Splits what is left of the component on top, and turns to the first component to be solved; False where none is left."""
     registers = stack.registers
@@ -176,7 +176,7 @@ def _next_component(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: 
     return True
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _split(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules, left: Any, right: Any) -> Any:
     """Writes the components that `[left, right)` falls into after the others, those of most buffers first; returns where they end."""
     begin = top = stack.registers[COMPONENTS]
@@ -192,7 +192,7 @@ def _split(net: SectionNet, walk: FloorWalk, stack: PlaceStack, rules: Rules, le
     return top
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _is_crossed(net: SectionNet, walk: FloorWalk, section: Any) -> Any:
     """Whether a buffer not placed lives in this section and in the one before."""
     least = section
@@ -201,7 +201,7 @@ def _is_crossed(net: SectionNet, walk: FloorWalk, section: Any) -> Any:
     return least < section
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _insert(net: SectionNet, stack: PlaceStack, begin: Any, place: Any, left: Any, right: Any) -> None:
     buffers = net.first[right] - net.first[left]
     while place > begin and net.first[stack.component[place - 1, _TO]] - net.first[stack.component[place - 1, _FROM]] < buffers:

@@ -15,10 +15,9 @@ import threading
 from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
-from lowtide.remat.eviction import warm_up_eviction
+from lowtide.remat.eviction import go_through, warm_up_eviction
 from lowtide.remat.seeds import warm_up_seeds
 from lowtide.remat.sweep import processors
-from lowtide.remat.victims import make_room
 from lowtide.schedule import Auto, Beam, Exact, ProgramOrder, Solver
 from lowtide.schedule.auto import warm_up, warm_up_beside_search
 from lowtide.schedule.threshold import search
@@ -53,7 +52,7 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
             _BESIDE.wait()
         finally:
             _BESIDE.end()
-    elif limited and not is_at_hand(make_room):
+    elif limited and not is_at_hand(go_through):
         _LOGGER.warning(_SENTENCE)
     warm_up(solver)
     if limited:

@@ -61,7 +61,7 @@ class ChainTable:
         return [(int(deed), int(block), int(option)) for deed, block, option in _steps(self.best, min(units, self.most), self.chain)]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _besides(block: Any, t: Any, chain: Any) -> Any:
     """What is alive besides while a block runs forward and blocks up to t are to follow: the first time, nothing of later blocks."""
     if t == len(chain.rest_forward) - 1:
@@ -69,14 +69,14 @@ def _besides(block: Any, t: Any, chain: Any) -> Any:
     return chain.pinned[block] + chain.pinned[t + 1] - chain.pinned[block + 1] + chain.rest_forward[t]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _option_units(option: Any, s: Any, t: Any, chain: Any) -> Any:
     """The least memory in which block s may choose an option, at the head of blocks s to t."""
     forward = chain.forward[option] + _besides(s, t, chain)
     return max(forward, chain.backward[option] + chain.rest_backward[s] + chain.pinned[s])
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _option_us(option: Any, s: Any, t: Any, chain: Any) -> Any:
     """What it costs there: the first forward pass is free."""
     if t == len(chain.hand_on) - 1:
@@ -84,7 +84,7 @@ def _option_us(option: Any, s: Any, t: Any, chain: Any) -> Any:
     return chain.extra_us[option] + (chain.inner_us[option] if s == t else chain.again_us[option])
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _hand_on_units(block: Any, s: Any, t: Any, chain: Any) -> Any:
     """The least memory in which a block may only hand on, while blocks s to t are at work."""
     return chain.hand_on[block] + chain.handed[s, block] + _besides(block, t, chain)
@@ -115,7 +115,7 @@ def _table(most: Any, chain: Any) -> Any:
     return best
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _fill(row: Any, least: Any, shift: Any, own_us: Any, after: Any, before: Any) -> None:
     """From `least` units on, what that takes which leaves `shift` units less to what follows, where it is less.
 

@@ -86,7 +86,8 @@ def _storage(code: Any, nodes: Any) -> Any:
     return (code - nodes) // _KINDS
 
 
-code_of, deed_of, storage_of = kernel(_code), kernel(_deed), kernel(_storage)
+_inner = kernel(inner=True, borrows=True)
+code_of, deed_of, storage_of = _inner(_code), _inner(_deed), _inner(_storage)
 
 
 @dataclass(frozen=True, slots=True)

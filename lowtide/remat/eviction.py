@@ -111,7 +111,7 @@ def evict(
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
     by_store = work.ones if bias is None else bias.store
     uses = _start_anew(sequence, problem.records[0], known.tensors, known.roles, known.nodes, known.ids)
-    fits, entries = _evict(known._replace(base=sequence, by_steps=by_steps, by_bytes=by_bytes, by_store=by_store, uses=uses))
+    fits, entries = go_through(known._replace(base=sequence, by_steps=by_steps, by_bytes=by_bytes, by_store=by_store, uses=uses))
     return EvictionResult(entries, known.roles.copy()) if fits else None
 
 
@@ -199,7 +199,7 @@ def _start_anew(base: Any, fresh: Any, tensors: Any, roles: Any, nodes: Any, ids
 
 
 @kernel(nogil=True)
-def _evict(state: Any) -> tuple[bool, Any]:
+def go_through(state: Any) -> tuple[bool, Any]:
     """Whether a sequence was found, and that."""
     fits = _all_steps(state)
     return fits, _written(state.out, state.now[0].count if fits else 0)
@@ -219,7 +219,7 @@ def _written(out: Any, count: Any) -> Any:
     return sequence
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _all_steps(state: Any) -> bool:
     """Go through the sequence; False where this rule finds none."""
     base, now, tensors, nodes = state.base, state.now, state.tensors, state.nodes
@@ -268,7 +268,7 @@ def _all_steps(state: Any) -> bool:
     return bool(not swaps or restore_offloaded(len(base), state))
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     """The next input of a run in progress that is not there, -1 where all are. A run holds on to the inputs that it finds at first."""
     each, frame = nodes[node], nodes[depth]
@@ -284,7 +284,7 @@ def _missing(node: Any, depth: Any, tensors: Any, nodes: Any, ids: Any) -> int:
     return -1
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _need(node: Any, step: Any, again: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> int:
     """The bytes that a node wants beside what is there, all of whose inputs are there and held."""
     each = nodes[node]
@@ -296,7 +296,7 @@ def _need(node: Any, step: Any, again: Any, now: Any, tensors: Any, nodes: Any, 
     return int(need)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any, out: Any) -> bool:
     """Run a node: its inputs are freed where nobody wants them any more, of its results what is wanted stays."""
     for entry in range(nodes[node].read, nodes[node].read_end):
@@ -324,7 +324,7 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
     return emit(node, now, out)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     """Whether something that a node makes and that is read later is not there."""
     for entry in range(nodes[node].result, nodes[node].result_end):
@@ -335,7 +335,7 @@ def _lacks(node: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> bool:
     return False
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _pass(node: Any, step: Any, tensors: Any, nodes: Any, ids: Any) -> None:
     """A step is over: the uses that were its own are behind."""
     for entry in range(nodes[node].read, nodes[node].read_end):

@@ -12,7 +12,7 @@ from lowtide.remat.state import DROPPED, NOTHING, emit, forget, next_use, settle
 from lowtide.remat.victims import has_room, make_room, remake_us, store
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def store_ahead(step: Any, state: Any) -> bool:
     """While the link is free: store what is worth most, of equals what is wanted latest. False where the sequence is too long."""
     now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
@@ -25,7 +25,7 @@ def store_ahead(step: Any, state: Any) -> bool:
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any) -> None:
     """What it would cost to make again what a node just made, from what stays."""
     for entry in range(nodes[node].result, nodes[node].result_end):
@@ -36,7 +36,7 @@ def weigh(node: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any, us
             tensors[tensor].worth_us = np.inf if worth < 0 else worth
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _to_store(step: Any, state: Any) -> Any:
     """Of what is there and worth it, the tensor that is worth most for its bytes; -1 for none. Worth counts up to `store_cap`."""
     now, tensors, start_us, by_store = state.now, state.tensors, state.start_us, state.by_store
@@ -58,7 +58,7 @@ def _to_store(step: Any, state: Any) -> Any:
     return chosen
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def load_ahead(step: Any, state: Any) -> bool:
     """Load what later steps want back, as early as all loads together need; what finds no room waits. False where the sequence is too long.
 
@@ -87,7 +87,7 @@ def load_ahead(step: Any, state: Any) -> bool:
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _is_due(begin_us: Any, now: Any, tensors: Any, start_us: Any) -> bool:
     """Whether the first load that is to come has to begin at a time, so that it and those behind it on the link are there when wanted.
 
@@ -106,7 +106,7 @@ def _is_due(begin_us: Any, now: Any, tensors: Any, start_us: Any) -> bool:
     return False
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def restore_offloaded(end: Any, state: Any) -> bool:
     """Load what is offloaded and not there, after the last step. False where there is no room, or the sequence is too long."""
     now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
@@ -119,7 +119,7 @@ def restore_offloaded(end: Any, state: Any) -> bool:
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor from the host into memory for which there is room."""
     now[0].from_host = max(now[0].from_host, now[0].clock) + tensors[tensor].load_us
@@ -129,7 +129,7 @@ def load(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return emit(code_of(LOAD, tensor, len(nodes) - 1), now, out)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def better_loaded(tensor: Any, step: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> bool:
     """Whether what is missing now is restored sooner from the host than by computing it again."""
     each = tensors[tensor]

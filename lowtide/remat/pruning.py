@@ -90,7 +90,7 @@ def _allowed(sequence: Any, allowed: Any, first: Any, facts: Any) -> int:
     return count
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def is_needed(node: Any, must: Any, wanted: Any, facts: Any) -> bool:
     """Whether a run must be, or makes what a later one reads. Asked from the last run to the first; `wanted` is what was read so far."""
     needed = must

@@ -112,7 +112,7 @@ def blank(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.zeros(length, dtype).view(np.recarray) if SWITCHED_OFF else np.zeros(length, dtype)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def start(state: Any) -> None:
     """Fill in what follows from the sequence."""
     base, now, tensors, nodes, start_us = state.base, state.now, state.tensors, state.nodes, state.start_us
@@ -125,7 +125,7 @@ def start(state: Any) -> None:
             settle(tensor, now, tensors)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def first_steps(base: Any, nodes: Any, ids: Any) -> None:
     """By node the step at which it first runs, and the first from which on it may not be repeated."""
     for node in range(len(nodes)):
@@ -171,7 +171,7 @@ def use_rows(base: Any, tensors: Any, nodes: Any, ids: Any) -> Any:
     return uses
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int:
     """The step at which what there is of a tensor is read next; -1 for never. The present step counts while it has not run."""
     entry, end = tensors[tensor].at, tensors[tensor].use_end
@@ -180,7 +180,7 @@ def next_use(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> int
     return max(uses[entry], -1) if entry < end else -1
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def emit(code: Any, now: Any, out: Any) -> bool:
     """One entry more; False where the sequence has become too long."""
     count = now[0].count
@@ -192,7 +192,7 @@ def emit(code: Any, now: Any, out: Any) -> bool:
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def settle(tensor: Any, now: Any, tensors: Any) -> None:
     count = now[0].members
     tensors[tensor].resident = True
@@ -202,7 +202,7 @@ def settle(tensor: Any, now: Any, tensors: Any) -> None:
     now[0].level += tensors[tensor].bytes
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def free(tensor: Any, now: Any, tensors: Any) -> None:
     tensors[tensor].resident = False
     tensors[tensor].fresh = False
@@ -214,7 +214,7 @@ def free(tensor: Any, now: Any, tensors: Any) -> None:
         tensors[tensor].host = NOTHING
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def forget(tensor: Any, now: Any, tensors: Any) -> bool:
     """No load of a tensor is to come any more; whether one was."""
     for at in range(now[0].away - 1, -1, -1):

@@ -16,7 +16,7 @@ from lowtide.remat.entries import DROP, STORE, code_of
 from lowtide.remat.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, forget, free, next_use
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def heapify(heap: Any, count: Any, scores: Any) -> None:
     for position in range(count):
         heap[position] = position
@@ -24,7 +24,7 @@ def heapify(heap: Any, count: Any, scores: Any) -> None:
         sift_down(heap, at, count, scores)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def sift_down(heap: Any, at: Any, count: Any, scores: Any) -> None:
     """Put one back to where it belongs whose score has grown."""
     moved = heap[at]
@@ -39,7 +39,7 @@ def sift_down(heap: Any, at: Any, count: Any, scores: Any) -> None:
     heap[at] = moved
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _before(one: Any, other: Any, scores: Any) -> bool:
     return bool(scores[one] < scores[other] or (scores[one] == scores[other] and one < other))
 
@@ -48,13 +48,13 @@ _DEAD, _REMAKE, _DROP, _SWAP, _UNKNOWN = 0, 1, 2, 3, 4  # how a tensor is evicte
 _LATE = 1e30  # what was loaded ahead is evicted last
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def has_room(need: Any, now: Any) -> bool:
     """Whether so many bytes fit beneath the limit."""
     return bool(now[0].level + need <= now[0].limit_bytes)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool:
     """Evict tensors until `need` bytes fit beneath the limit; none that is read before step `before`. False where that cannot be.
 
@@ -87,7 +87,7 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     """All that may be evicted, with a bound from below of their scores; how many."""
     now, tensors, nodes, uses, scores, roles = state.now, state.tensors, state.nodes, state.uses, state.scores, state.roles
@@ -112,7 +112,7 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
     return count
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _score(cost: Any, tensor: Any, distance: Any, state: Any) -> float:
     """The least is evicted first; what was loaded ahead of its reader, last."""
     powered = cost if state.now[0].cost_power == 1.0 else cost ** state.now[0].cost_power
@@ -120,7 +120,7 @@ def _score(cost: Any, tensor: Any, distance: Any, state: Any) -> float:
     return float(score + _LATE if state.tensors[tensor].fresh else score)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
     """A bound from below of what it costs to evict and restore a tensor: no walk; inf where there is no way."""
     each = tensors[tensor]
@@ -130,7 +130,7 @@ def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> fl
     return float(cost)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
     """What it costs to evict and restore a tensor, and in which way; `_DEAD` where there is none."""
     cost, restoring = 0.0, _DEAD
@@ -153,7 +153,7 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
     return cost, restoring
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _evict(tensor: Any, restoring: Any, later: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Evict a tensor that is wanted at a later step; False where the sequence has become too long."""
     if restoring == _SWAP and not store(tensor, now, tensors, nodes, out):
@@ -173,7 +173,7 @@ def _evict(tensor: Any, restoring: Any, later: Any, roles: Any, now: Any, tensor
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _is_away(tensor: Any, later: Any, now: Any, tensors: Any) -> None:
     """A tensor is dropped until a later step: it takes its place among the loads that are to come, those wanted first last.
 
@@ -190,7 +190,7 @@ def _is_away(tensor: Any, later: Any, now: Any, tensors: Any) -> None:
     now[0].away_us += tensors[tensor].load_us
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     """Begin to copy a tensor to the host. The entry stays in the sequence only if the copy is needed."""
     each, position = tensors[tensor], now[0].count
@@ -204,7 +204,7 @@ def store(tensor: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def remake_us(maker: Any, when: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> float:
     """What it costs to run a node again with all that it misses now; -1 where something could not be run at step `when`."""
     total, top = 0.0, 0

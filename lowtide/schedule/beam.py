@@ -53,17 +53,17 @@ class Beam:
         return scheduled(problem, order, self, bound_bytes=schedule.peak_bytes, stats=schedule.stats) if is_complete else schedule
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _has(bits: Any, node: Any) -> Any:
     return (bits[node >> 6] >> np.uint64(node & 63)) & np.uint64(1) == np.uint64(1)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _flip(bits: Any, node: Any) -> None:
     bits[node >> 6] ^= np.uint64(1) << np.uint64(node & 63)
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _dies(tensor: Any, node: Any, done: Any, problem: Any) -> Any:
     """Whether `node` is the last reader of a tensor that is not kept."""
     for entry in range(problem.readers.ptr[tensor], problem.readers.ptr[tensor + 1]):
@@ -72,7 +72,7 @@ def _dies(tensor: Any, node: Any, done: Any, problem: Any) -> Any:
     return True
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _change(node: Any, done: Any, problem: Any) -> Any:
     """What `node` adds to live memory after the downset `done`, and what it needs beside it while it runs."""
     added, need = problem.lasting_bytes[node], problem.own_bytes[node]
@@ -87,7 +87,7 @@ def _change(node: Any, done: Any, problem: Any) -> Any:
     return added, need
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _run(node: Any, done: Any, ready: Any, problem: Any) -> None:
     _flip(done, node)
     _flip(ready, node)
@@ -200,20 +200,20 @@ def _search(problem: Any, start_bytes: Any, bound_bytes: Any, words: Any, width:
     return order, is_complete or best_peak <= bound_bytes, states
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _copy(source: Any, target: Any) -> None:
     """One row to another; an assignment of slices takes numba long to compile."""
     for position in range(len(source)):
         target[position] = source[position]
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _add(key: Any, words: Any) -> None:
     for position in range(len(key)):
         key[position] ^= words[position]
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _lowest(bits: Any) -> Any:
     position, low = 0, bits & (~bits + np.uint64(1))
     for shift in (32, 16, 8, 4, 2, 1):

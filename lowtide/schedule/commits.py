@@ -44,19 +44,19 @@ def commit_all(net: DownsetNet, walk: DownsetWalk, bound_bytes: Any, since: Any,
             return walk.registers[LIVE]
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def take_back(net: DownsetNet, walk: DownsetWalk, done: Any) -> None:
     """Undoes all but the first `done` nodes."""
     while walk.registers[DONE] > done:
         undo(net, walk)
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _fits(net: DownsetNet, walk: DownsetWalk, node: Any, bound_bytes: Any) -> Any:
     return walk.registers[LIVE] + need_bytes(net, walk, node) <= bound_bytes
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _singles(net: DownsetNet, walk: DownsetWalk, bound_bytes: Any) -> Any:
     """Runs ready nodes that add nothing; goes round until a whole round finds none."""
     before, position, missed = walk.registers[DONE], 0, 0
@@ -101,7 +101,7 @@ def _touched(net: DownsetNet, walk: DownsetWalk, since: Any) -> Any:
     return queue[:count]
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _note(walk: DownsetWalk, node: Any, queue: Any, last: Any) -> Any:
     """Puts a node into the queue that has not run and was not there yet; forgets it where the queue is full."""
     if last == len(queue) or walk.seen[node] == walk.registers[EPOCH] or (walk.position[node] < 0 and walk.waits[node] == 0):
@@ -111,7 +111,7 @@ def _note(walk: DownsetWalk, node: Any, queue: Any, last: Any) -> Any:
     return last + 1
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _sweep(net: DownsetNet, walk: DownsetWalk, nodes: Any, bound_bytes: Any) -> Any:
     """Runs what is safe from each of `nodes`; whether anything was."""
     done = walk.registers[DONE]
@@ -126,7 +126,7 @@ def _sweep(net: DownsetNet, walk: DownsetWalk, nodes: Any, bound_bytes: Any) -> 
     return walk.registers[DONE] > done
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _chain(net: DownsetNet, walk: DownsetWalk, node: Any, bound_bytes: Any) -> Any:
     done, live = walk.registers[DONE], walk.registers[LIVE]
     for _ in range(CHAIN):
@@ -261,7 +261,7 @@ def _numbered(net: DownsetNet, walk: DownsetWalk, reached: Any) -> Any:
     return pins[:count]
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _forgotten(net: DownsetNet, walk: DownsetWalk, reached: Any) -> None:
     for node in reached:
         walk.position_of[node] = -1
@@ -269,7 +269,7 @@ def _forgotten(net: DownsetNet, walk: DownsetWalk, reached: Any) -> None:
             walk.index_of[net.pin_ids[entry]] = -1
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _arc(tail: Any, head: Any, ptr: Any, ids: Any, is_filling: Any) -> None:
     """Counts an arc of `tail`, or puts it in the next position of its row."""
     if is_filling:

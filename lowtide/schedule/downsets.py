@@ -163,7 +163,7 @@ def start(net: DownsetNet) -> Any:
     return walk
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def need_bytes(net: DownsetNet, walk: DownsetWalk, node: Any) -> Any:
     """What a ready node adds to live memory while it runs."""
     for entry in range(net.take_ptr[node], net.take_ptr[node + 1]):
@@ -174,13 +174,13 @@ def need_bytes(net: DownsetNet, walk: DownsetWalk, node: Any) -> Any:
     return net.base_bytes[node] + walk.opens[node]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def added_bytes(walk: DownsetWalk, node: Any) -> Any:
     """What live memory has grown by once a ready node has run."""
     return walk.opens[node] - walk.closes[node]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def run(net: DownsetNet, walk: DownsetWalk, node: Any) -> None:
     registers = walk.registers
     registers[MOVES] += 1
@@ -205,7 +205,7 @@ def run(net: DownsetNet, walk: DownsetWalk, node: Any) -> None:
             _push(walk, succ)
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def undo(net: DownsetNet, walk: DownsetWalk) -> Any:
     """Takes back the node that ran last, and says which."""
     registers = walk.registers
@@ -231,20 +231,20 @@ def undo(net: DownsetNet, walk: DownsetWalk) -> Any:
     return node
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _shift_opens(net: DownsetNet, walk: DownsetWalk, tensor: Any, nbytes: Any) -> None:
     for entry in range(net.open_ptr[tensor], net.open_ptr[tensor + 1]):
         walk.opens[net.open_ids[entry]] += nbytes
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _push(walk: DownsetWalk, node: Any) -> None:
     walk.position[node] = walk.registers[READY]
     walk.ready[walk.registers[READY]] = node
     walk.registers[READY] += 1
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _drop(walk: DownsetWalk, node: Any) -> None:
     walk.registers[READY] -= 1
     last = walk.ready[walk.registers[READY]]

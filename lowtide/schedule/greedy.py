@@ -95,7 +95,7 @@ def _depth_first(ptr: Any, ids: Any, roots: Any) -> NDArray[np.int32]:
     return order
 
 
-@kernel(borrows=True)
+@kernel(inner=True, borrows=True)
 def _need_bytes(node: Any, problem: Any, left: Any) -> Any:
     """What a node adds to live memory while it runs, were it to run now."""
     for entry in range(problem.takes.ptr[node], problem.takes.ptr[node + 1]):

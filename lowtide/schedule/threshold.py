@@ -60,7 +60,7 @@ def new_stack(n: int) -> OrderStack:
     return OrderStack(np.zeros(n + 1, np.int32), np.zeros((n + 1, 3), np.int64), least_bytes, swept, np.zeros(4, np.int64))
 
 
-@kernel
+@kernel(borrows=True)
 def reset(net: DownsetNet, walk: DownsetWalk, stack: OrderStack) -> None:
     """Back to the empty downset, ready for another bound."""
     take_back(net, walk, np.int64(0))
@@ -68,7 +68,7 @@ def reset(net: DownsetNet, walk: DownsetWalk, stack: OrderStack) -> None:
     stack.registers[FOUND] = NEVER
 
 
-@kernel
+@kernel(borrows=True)
 def search(
     net: DownsetNet, walk: DownsetWalk, stack: OrderStack, table: DownsetTable, bound_bytes: Any, states: Any, moves: Any, may_grow: Any
 ) -> Any:
@@ -109,7 +109,7 @@ def search(
         _fail(net, walk, stack, np.int64(stack.entered[registers[DEPTH]]), least)
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _fail(net: DownsetNet, walk: DownsetWalk, stack: OrderStack, done: Any, least_bytes: Any) -> None:
     """Back before the node that led here; the branching above learns what would have let it through."""
     take_back(net, walk, done)
@@ -121,7 +121,7 @@ def _fail(net: DownsetNet, walk: DownsetWalk, stack: OrderStack, done: Any, leas
     stack.least_bytes[depth - 1] = min(stack.least_bytes[depth - 1], least_bytes)
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _next_candidate(net: DownsetNet, walk: DownsetWalk, stack: OrderStack, bound_bytes: Any) -> Any:
     """Of the ready nodes that fit, the first after the one tried last: by what each adds, then needs, then its index; -1 after the last.
 
@@ -146,7 +146,7 @@ def _next_candidate(net: DownsetNet, walk: DownsetWalk, stack: OrderStack, bound
     return best
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _before(one: Any, two: Any) -> Any:
     if one[0] != two[0]:
         return one[0] < two[0]
@@ -155,14 +155,14 @@ def _before(one: Any, two: Any) -> Any:
     return one[2] < two[2]
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def look_up(table: DownsetTable, word: Any, salt: Any) -> Any:
     """The bound below which a downset is known to fail, 0 where nothing is known."""
     position = _slot(table, word, salt)
     return table.least_bytes[position]
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def remember(table: DownsetTable, word: Any, salt: Any, least_bytes: Any) -> None:
     """Notes that a downset fails under all bounds below `least_bytes`; forgets it where the table is full."""
     if word == 0 and salt == 0:  # the empty downset, or as good as: its slot would look free
@@ -176,7 +176,7 @@ def remember(table: DownsetTable, word: Any, salt: Any, least_bytes: Any) -> Non
     table.least_bytes[position] = max(table.least_bytes[position], least_bytes)
 
 
-@kernel(inner=True)
+@kernel(inner=True, borrows=True)
 def _slot(table: DownsetTable, word: Any, salt: Any) -> Any:
     """The slot of a downset, or a free one."""
     mask = len(table.words) - 1
@@ -188,7 +188,7 @@ def _slot(table: DownsetTable, word: Any, salt: Any) -> Any:
     return position
 
 
-@kernel
+@kernel(borrows=True)
 def enlarge(table: DownsetTable, larger: DownsetTable) -> None:
     """Copies what is known."""
     for position in range(len(table.words)):

@@ -128,7 +128,7 @@ def _carry(
     return order
 
 
-@kernel
+@kernel(inner=True)
 def _new_nodes(
     sequence: Any, pred_ptr: Any, pred_ids: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, tensor_bytes: Any, uses: Any,
     kept: Any,

@@ -70,22 +70,22 @@ def state_bytes(n: int) -> int:
     return 16 * (n // 64 + 1) + 48
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _words(n: Any) -> Any:
     return n // 64 + 1
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _has(bits: Any, node: Any) -> Any:
     return bits[node >> 6] >> np.uint64(node & 63) & np.uint64(1) != 0
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _flip(bits: Any, node: Any) -> None:
     bits[node >> 6] ^= np.uint64(1) << np.uint64(node & 63)
 
 
-@kernel
+@kernel(inner=True)
 def _level(rows: Any, words: Any) -> Any:
     """Room for so many downsets."""
     done, ready = np.empty((rows, words), np.uint64), np.empty((rows, words), np.uint64)
@@ -93,7 +93,7 @@ def _level(rows: Any, words: Any) -> Any:
     return _Level(done, ready, live_bytes, peak_bytes, hashes, np.empty(rows, np.int32), np.empty(rows, np.int32))
 
 
-@kernel
+@kernel(inner=True)
 def _grown(level: Any) -> Any:
     """The same rows, with room for twice as many."""
     rows, words = level.done.shape
@@ -106,7 +106,7 @@ def _grown(level: Any) -> Any:
     return wider
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _dies(net: Any, done: Any, tensor: Any, node: Any) -> Any:
     """Whether nobody needs a tensor any more once `node`, which reads it, has run."""
     if net.kept[tensor]:
@@ -118,7 +118,7 @@ def _dies(net: Any, done: Any, tensor: Any, node: Any) -> Any:
     return True
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _need_bytes(net: Any, done: Any, node: Any) -> Any:
     """What a node needs beside what is live, were it to run now."""
     for entry in range(net.take_ptr[node], net.take_ptr[node + 1]):
@@ -127,7 +127,7 @@ def _need_bytes(net: Any, done: Any, node: Any) -> Any:
     return net.own_bytes[node]
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _change_bytes(net: Any, done: Any, node: Any) -> Any:
     """What a node adds to live memory, were it to run now."""
     change = net.lasting_bytes[node]
@@ -137,7 +137,7 @@ def _change_bytes(net: Any, done: Any, node: Any) -> Any:
     return change
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _slot(table: Any, mask: Any, level: Any, done: Any, node: Any, hash_: Any) -> Any:
     """The slot of the table that holds the downset `done` and `node`, or the free one where it belongs."""
     slot = np.int64(hash_ & np.uint64(mask))
@@ -149,7 +149,7 @@ def _slot(table: Any, mask: Any, level: Any, done: Any, node: Any, hash_: Any) -
     return slot
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _is_with(bits: Any, done: Any, node: Any) -> Any:
     """Whether `bits` are those of `done` and `node`."""
     for word in range(len(bits)):
@@ -159,7 +159,7 @@ def _is_with(bits: Any, done: Any, node: Any) -> Any:
     return True
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _refill(table: Any, mask: Any, hashes: Any, rows: Any) -> None:
     """Puts so many rows into a table that is cleared first; they are known to be distinct."""
     for entry in range(mask + 1):
@@ -171,7 +171,7 @@ def _refill(table: Any, mask: Any, hashes: Any, rows: Any) -> None:
         table[slot] = row
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _put(net: Any, here: Any, row: Any, node: Any, there: Any, to: Any) -> None:
     """Writes the downset that `node` makes of `here`'s row into a new row of the next level; its peak and origin are yet to come."""
     for word in range(here.done.shape[1]):
@@ -190,7 +190,7 @@ def _put(net: Any, here: Any, row: Any, node: Any, there: Any, to: Any) -> None:
     there.peak_bytes[to] = UNBOUNDED + 1
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _start(net: Any, level: Any) -> None:
     """Writes the empty downset into row 0."""
     for word in range(level.done.shape[1]):
@@ -201,7 +201,7 @@ def _start(net: Any, level: Any) -> None:
     level.live_bytes[0], level.peak_bytes[0], level.hash[0], level.parent[0], level.via[0] = net.start_bytes, 0, 0, -1, -1
 
 
-@kernel
+@kernel(inner=True, borrows=True)
 def _members(bits: Any, nodes: Any) -> Any:
     """Writes the members of a set into `nodes`, ascending; how many there are."""
     count = 0
@@ -214,7 +214,7 @@ def _members(bits: Any, nodes: Any) -> Any:
     return count
 
 
-@kernel
+@kernel(inner=True)
 def _next_level(net: Any, here: Any, rows: Any, there: Any, table: Any, nodes: Any, budget_bytes: Any, room: Any) -> Any:
     """Writes all that one more node makes of `here`'s rows within the budget into `there`, each downset once.
 
@@ -248,7 +248,7 @@ def _next_level(net: Any, here: Any, rows: Any, there: Any, table: Any, nodes: A
     return there, table, count, refused_bytes
 
 
-@kernel
+@kernel(inner=True)
 def _recorded(trace: Any, offset: Any, level: Any, rows: Any) -> Any:
     """The trace with the origins of a level's rows written from `offset` on; a longer one where it was full."""
     if offset + rows > len(trace):

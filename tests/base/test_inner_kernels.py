@@ -1,6 +1,9 @@
 """Kernels marked `inner` or `borrows` have nothing by which Python could call them: only kernels speak of them."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ def test_one_that_python_calls_all_the_same_says_what_is_wrong() -> None:
         _more(3)
 
 
-@kernels.kernel(borrows=True)
+@kernels.kernel(inner=True, borrows=True)
 def _first(numbers: Any) -> Any:
     return numbers[0]
 
@@ -46,7 +49,6 @@ def _first_of_all(rows: Any) -> float:
 
 @pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
 def test_what_borrows_counts_no_references() -> None:
-    _first._cache.flush()  # what is read from disk does not show its code
     _first.compile("float64(float64[::1])")
     assert not any("NRT_incref" in code for code in _first.inspect_llvm().values())
     assert _first_of_all(np.arange(6.0).reshape(2, 3)) == 3.0
@@ -55,6 +57,67 @@ def test_what_borrows_counts_no_references() -> None:
 
 
 @kernels.kernel(borrows=True)
+def _first_row(rows: Any, times: Any) -> None:
+    for row in range(len(rows)):
+        rows[row] = rows[0] * times
+
+
+@pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
+def test_one_that_borrows_and_is_not_inner_is_called_by_python() -> None:
+    numbers = np.arange(1.0, 4.0)
+    held = sys.getrefcount(numbers)
+    for _ in range(3):
+        _first_row(numbers, 2)
+    assert numbers.tolist() == [8.0, 16.0, 16.0]
+    assert sys.getrefcount(numbers) == held
+
+
+@kernels.kernel(inner=True)
+def _halves(number: int, by: int) -> Any:
+    return np.full(number // by, by)
+
+
+@kernels.kernel(inner=True)
+def _sum_of_halves(number: int, by: int) -> int:
+    return _halves(number, by).sum()
+
+
+@kernels.kernel
+def _one_caller(number: int, by: int) -> int:
+    return _sum_of_halves(number, by)
+
+
+@kernels.kernel
+def _another_caller(number: int, by: int) -> int:
+    return _sum_of_halves(number, by) + _one_caller(number, by) + max(_halves(number, by))
+
+
+_SCRIPT = """if True:
+    import numba, numpy, pytest, sys
+    from tests.base.test_inner_kernels import _another_caller, _one_caller
+    assert (_one_caller(6, 2), _another_caller(6, 2)) == (6, 14)
+    for function in (_one_caller, _another_caller):
+        with pytest.raises(ZeroDivisionError):
+            function(6, 0)
+        with pytest.raises(ValueError, match="negative dimensions"):
+            function(-6, 2)
+        print(sum(function._cache_hits.values()))
+    assert numba.njit(lambda number: numpy.full(number, 2).sum() + _one_caller(number, 2))(6) == 18
+"""
+
+
+@pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
+def test_what_kernels_call_is_kept_with_each_of_them_and_nowhere_else(tmp_path: Path) -> None:
+    """With what they raise, and beside what numba compiles for others, which takes the same parts."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for kept in (0, 1):
+        done = subprocess.run([sys.executable, "-c", _SCRIPT], check=False, env=environment, cwd=ROOT, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{kept}\n{kept}\n"
+    assert {path.name.split(".")[1] for path in tmp_path.rglob("*.nbc")} == {"_one_caller", "_another_caller"}
+
+
+@kernels.kernel(inner=True, borrows=True)
 def _two_of(number: Any) -> Any:
     return np.full(2, number)
 

@@ -5,15 +5,33 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from lowtide.base.kernels import kernel
 from lowtide.cost.memory import simulate
 from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.order_json import load_problem
 from lowtide.problems.status import Status
-from lowtide.schedule import Best, ProgramOrder, Schedule, answers
-from lowtide.schedule.downsets import DONE, LIVE, READY, added_bytes, need_bytes, net_of, run, start, undo
+from lowtide.schedule import Best, ProgramOrder, Schedule, answers, downsets
+from lowtide.schedule.downsets import DONE, LIVE, READY, DownsetNet, DownsetWalk, net_of, start
 from lowtide.schedule.exact import Exact
 from lowtide.schedule.threshold import FOUND, NO, YES, new_stack, new_table, reset, search
 from tests.problems import ORDER_FILES, Case, cases, least_peak, slow_peak, topological_orders, unhurried
+
+
+@kernel
+def costs(net: DownsetNet, walk: DownsetWalk, node: int) -> tuple[int, int]:
+    """What a ready node needs, and what live memory has grown by once it has run."""
+    return downsets.need_bytes(net, walk, node), downsets.added_bytes(walk, node)
+
+
+@kernel
+def run(net: DownsetNet, walk: DownsetWalk, node: int) -> None:
+    downsets.run(net, walk, node)
+
+
+@kernel
+def undo(net: DownsetNet, walk: DownsetWalk) -> None:
+    downsets.undo(net, walk)
+
 
 ROWS = list(csv.DictReader((ORDER_FILES / "expected.csv").read_text().splitlines()))
 
@@ -62,14 +80,15 @@ def test_walks_agree_with_the_definition_in_both_directions(case: Case) -> None:
     while walk.registers[READY]:
         node = int(walk.ready[: walk.registers[READY]].max())
         live = int(walk.registers[LIVE])
-        steps.append((node, live + need_bytes(forth, walk, node), live, live + added_bytes(walk, node)))
+        need, added = costs(forth, walk, node)
+        steps.append((node, live + need, live, live + added))
         run(forth, walk, node)
     footprint = simulate(problem, [node for node, *_ in steps])
     assert [needed + case.resident_bytes for _, needed, _, _ in steps] == footprint.footprint_bytes.tolist()
     for node, needed, before, after in reversed(steps):
         assert retreat.position[node] >= 0
         assert retreat.registers[LIVE] == after
-        assert after + need_bytes(back, retreat, node) == needed
+        assert after + costs(back, retreat, node)[0] == needed
         run(back, retreat, node)
         assert retreat.registers[LIVE] == before
     for net, there in ((forth, walk), (back, retreat)):
