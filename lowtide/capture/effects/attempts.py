@@ -57,7 +57,7 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
     except CaptureError as error:
         if is_users_own(error):
             raise
-        close = str(error).removeprefix(DEPENDS) if isinstance(error, LeavingError) and str(error) != plain else ""
+        close = str(error).removeprefix(DEPENDS) if str(error) != plain else ""
     try:
         return capture(None, True)
     except LeavingError as error:
@@ -88,7 +88,7 @@ def _summed(
         except CaptureError as error:
             captured, converts = None, converts or getattr(error, "converts", False)
             its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
-            better = isinstance(error, StaleError) or isinstance(refusal, LeavingError) or getattr(error, "converts", False)
+            better = isinstance(error, StaleError) or isinstance(refusal, LeavingError)
             if refusal is None or its_own or better:
                 refusal = error
         settled = counted.keys() <= summed.keys() and known is converts and tried  # a first attempt may fill what later ones find

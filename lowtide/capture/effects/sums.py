@@ -180,8 +180,8 @@ def put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
 
     text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
     text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
-    made = NumberExpression if kind is float else TextExpression
-    return made(text, tuple(leaf.value for leaf in leaves), kind)
+    expression = NumberExpression if kind is float else TextExpression
+    return expression(text, tuple(leaf.value for leaf in leaves), kind)
 
 
 def kind_of(item: Any) -> type:
