@@ -41,7 +41,7 @@ PLACES = {
     },
     "ortools": set(),  # research asks for it
     "matplotlib": {"placement/picture.py", "report/exports.py"},
-    "numba": {"base/kernels.py"},
+    "numba": {"base/kernels.py", "base/linker.py"},
     "transformers": {"integrations/transformers.py"},
     "accelerate": {"integrations"},
     "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py"},

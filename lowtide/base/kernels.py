@@ -5,7 +5,7 @@ is missing, damaged or full as nothing, with one warning where the user can do s
 read only as it was written, by its seal. It is found by all that it was made of: the code of the kernel and of those that it calls, what
 they read of their modules, types, processor and versions.
 
-numba's private names are used here and in `linking.py`, and nowhere else.
+numba's private names are used here and in `linker.py`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numba.core import compiler, compiler_lock, config, registry, serialize
 
 from lowtide.base.files import read_bytes, write_whole
 from lowtide.base.folders import directory, own_folder, warn_if_not_cached, warn_not_cached
-from lowtide.base.linking import linked_once
+from lowtide.base.linker import linked_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -88,13 +88,13 @@ def _compiled(function: Any, settings: _Settings) -> Any:
     return compiled
 
 
-class _LinkedOnce(_Dispatcher):  # type: ignore[misc]  # numba has no types
+class _AnyKernel(_Dispatcher):  # type: ignore[misc]  # numba has no types
     def compile(self, sig: Any) -> Any:
         with COMPILING, linked_once(self.targetctx):
             return super().compile(sig)
 
 
-class _Kernel(_LinkedOnce):
+class _Kernel(_AnyKernel):
     """A kernel as Python calls it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ class _Kernel(_LinkedOnce):
             raise
 
 
-class _Inner(_LinkedOnce):
+class _Inner(_AnyKernel):
     """A kernel that has nothing by which Python could call it: numba would jump to address 0."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:

@@ -124,7 +124,7 @@ def _machine(device: str | None, simulate: bool) -> Device | None:
     if simulate != (device is not None):
         refuse("--device and --simulate: expected both, to plan for another machine, or neither")
     try:
-        return None if device is None else preset(device)
+        return None if device is None else preset(device, "--device")
     except ValueError as error:
         refuse(error)
 

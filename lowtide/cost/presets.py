@@ -47,13 +47,16 @@ PRESETS: Sequence[Device] = (
 HERE = "cpu"  # this machine, as it was measured
 
 
-def preset(name: str) -> Device:
-    """The preset of a name; this machine's, "cpu", is measured at first use. Raises ValueError saying which there are."""
+def preset(name: str, asked_by: str = "simulate") -> Device:
+    """The preset of a name; this machine's, "cpu", is measured at first use.
+
+    Raises ValueError saying which there are, and by which argument it was `asked_by`.
+    """
     if name == HERE:
         from lowtide.cost.timings import device_here  # imports torch, and this
 
         return device_here(name)
     known = next((device for device in PRESETS if device.name == name), None)
     if known is None:
-        raise ValueError(f"machine: expected one of {', '.join([HERE, *(device.name for device in PRESETS)])}, got {name!r}")
+        raise ValueError(f"{asked_by}: expected one of {', '.join([HERE, *(device.name for device in PRESETS)])}, got {name!r}")
     return known

@@ -21,8 +21,10 @@ def pruned(problem: RematProblem, sequence: Ints) -> Ints:
 
 def repeats(sequence: Ints, node_count: int) -> NDArray[np.int64]:
     """The positions of runs that are not their node's first."""
-    positions: NDArray[np.int64] = _repeats(sequence, node_count)
-    return positions
+    first, positions = np.empty(node_count, np.int64), np.arange(len(sequence))
+    first[sequence[::-1]] = positions[::-1]  # of equals the last that is written stays
+    again: NDArray[np.int64] = positions[first[sequence] != positions]
+    return again
 
 
 def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints:
@@ -102,14 +104,3 @@ def is_needed(node: Any, must: Any, wanted: Any, facts: Any) -> bool:
         for entry in range(facts.read_ptr[node], facts.read_ptr[node + 1]):
             wanted[facts.read_ids[entry]] = True
     return bool(needed)
-
-
-@kernel
-def _repeats(sequence: Any, node_count: Any) -> Any:
-    seen, positions, count = np.zeros(node_count, np.bool_), np.empty(len(sequence), np.int64), 0
-    for position in range(len(sequence)):
-        if seen[sequence[position]]:
-            positions[count] = position
-            count += 1
-        seen[sequence[position]] = True
-    return positions[:count].copy()

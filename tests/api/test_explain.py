@@ -245,7 +245,7 @@ def test_nothing_of_the_model_runs(monkeypatch):
         ({"memory": "lots"}, ValueError, "memory: expected bytes as a whole number"),
         ({"memory": True}, TypeError, "memory: expected bytes"),
         ({"accumulate": 2}, TypeError, "accumulate and scaler belong to training"),
-        ({"simulate": "abacus"}, ValueError, "machine: expected one of .*rtx3090.*, got 'abacus'"),
+        ({"simulate": "abacus"}, ValueError, "simulate: expected one of .*rtx3090.*, got 'abacus'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, error, message):

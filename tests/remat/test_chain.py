@@ -180,8 +180,8 @@ def test_same_input_same_seeds():
 def test_a_warm_up_compiles_every_kernel():
     warm_up_seeds()
     kernels = (
-        evict_module._evict, blocks_module._valleys, chain_module._table, chain_module._steps, pruning_module._pruned,
-        pruning_module._repeats, options_module._unbeaten_mask, options_module._priced,
+        evict_module.go_through, blocks_module._valleys, chain_module._table, chain_module._steps, pruning_module._pruned,
+        options_module._unbeaten_mask, options_module._priced,
     )  # fmt: skip
     compiled = [len(kernel.signatures) for kernel in kernels]
     assert all(compiled)

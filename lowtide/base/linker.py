@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from llvmlite.binding import Linkage
 from numba.core import codegen
 from numba.core.environment import lookup_environment
 
@@ -77,8 +76,8 @@ class _LinkedOnce(_Library):  # type: ignore[misc]
             self._reload_init.update(library._reload_init)
             linked.link_in(library._alone() if isinstance(library, _LinkedOnce) else library._get_module_for_linking(), preserve=True)
         for each in linked.functions:
-            if not each.is_declaration and each.linkage == Linkage.linkonce_odr:
-                each.linkage = Linkage.internal
+            if not each.is_declaration and each.linkage.name == "linkonce_odr":
+                each.linkage = "internal"
         self._dynamic_globals.clear()  # found again, with those of all that is called
         self._optimize_final_module()
         linked.verify()
@@ -87,20 +86,20 @@ class _LinkedOnce(_Library):  # type: ignore[misc]
             if (environment := _environment_of(name)) is not None:
                 self._codegen.set_env(name, environment)
 
-    def _called(self, found: dict[Any, None]) -> dict[Any, None]:
+    def _called(self, needed: dict[Any, None]) -> dict[Any, None]:
         """All libraries that this one needs, each once and after those that it needs itself."""
         for library in self._linking_libraries:
-            if library is not self and library not in found:
+            if library is not self and library not in needed:
                 if isinstance(library, _LinkedOnce):
-                    library._called(found)
-                found[library] = None
-        return found
+                    library._called(needed)
+                needed[library] = None
+        return needed
 
     def _alone(self) -> Any:
         """The code without what it calls, as callers may take it: each has its own."""
         if self._to_link is None and self._written is not None:
             self._to_link = self._written.clone()
             for each in self._to_link.functions:
-                if not each.is_declaration and each.linkage == Linkage.external:
-                    each.linkage = Linkage.linkonce_odr
+                if not each.is_declaration and each.linkage.name == "external":
+                    each.linkage = "linkonce_odr"
         return self._get_module_for_linking() if self._to_link is None else self._to_link
