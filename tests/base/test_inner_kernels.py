@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from lowtide.base import kernels
+from lowtide.base import kernels, linker
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,6 +105,20 @@ _SCRIPT = """if True:
         print(sum(function._cache_hits.values()))
     assert numba.njit(lambda number: numpy.full(number, 2).sum() + _one_caller(number, 2))(6) == 18
 """
+
+
+_OTHER_NUMBA = "import lowtide.base.linker as linker; linker.KNOWN = ('none',)\n"
+
+
+@pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
+def test_another_numba_links_them_in_its_own_way(tmp_path: Path) -> None:
+    """Its private names may be others."""
+    assert numba.__version__.startswith(linker.KNOWN), "look at what `linker.py` relies on, and add this version"
+    script = f"{_OTHER_NUMBA}{_SCRIPT}".replace("if True:", "if linker.KNOWN == ('none',):")
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], check=False, env=environment, cwd=ROOT, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
