@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import lowtide
 from bench.effect_programs import Program, build
 from bench.results import Results
+from bench.sweep import portable
 
 COLUMNS = ("verdict", "programs", "which", "example")
 DIFFERENT = "different"
@@ -157,7 +158,7 @@ def _short(text: str | None) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:400]}"
+    return f"{type(error).__name__}: {portable(str(error))[:400]}"
 
 
 def _kind(text: str) -> str:
