@@ -64,3 +64,25 @@ def test_a_mode_sees_no_capture():
         assert seen.products == 0
         step(x)
     assert seen.products == 2
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_learnt_encoder_computes_by_the_kernel_that_eager_has(norm_first):
+    """Numbers of the step are followed by a mode, which torch's layers would see, and leave their fused kernel."""
+    torch.manual_seed(0)
+    teacher = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first).eval().requires_grad_(False)
+    models, x, losses = [nn.Linear(16, 16) for _ in range(2)], torch.randn(3, 7, 16), []
+    models[1].load_state_dict(models[0].state_dict())
+
+    def loss(model, x):
+        with torch.no_grad():
+            target = teacher(x)
+        value = (model(x) - target).square().mean()
+        losses.append(value.item())
+        return value
+
+    optimizer = torch.optim.SGD(models[0].parameters(), 0.1)
+    step = lowtide.optimize(models[0], (x,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+    assert "_transformer_encoder_layer_fwd" in step.source
+    assert torch.equal(step(x), loss(models[1], x))
+    assert losses[0] == losses[1]

@@ -13,9 +13,11 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+from torch import overrides
 
 from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
@@ -42,6 +44,19 @@ class Outlet:
         return self
 
 
+def _without(operands: NumberOperands) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Layers ask this to choose a fused kernel, and in eager there is no mode of lowtide's."""
+
+    def of(asks: Callable[..., bool]) -> Callable[..., bool]:
+        def answer(given: Any) -> bool:
+            with overrides._pop_mode_temporarily() if overrides._get_current_function_mode() is operands else nullcontext():
+                return asks(given)
+
+        return answer
+
+    return of
+
+
 @contextmanager
 def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
     """`operands` makes numbers a part of the program.
@@ -54,6 +69,7 @@ def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
         stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, log)))
         stack.enter_context(listed(emitters, operands))
         stack.enter_context(operands)
+        stack.enter_context(replaced(overrides, "has_torch_function", _without(operands)))
         stack.enter_context(replaced(builtins, "len", _length))
         for name in ("stdout", "stderr"):
             if hasattr(stream := getattr(sys, name), "__dict__"):
