@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from lowtide.capture.care.failures import raised_in
 from tests.imports import PACKAGE
 
 _SCRIPT = """
@@ -46,3 +49,16 @@ def test_where_torch_can_take_no_exception_it_comes_a_moment_later():
     """Where C++ asks for a rule of its modes: raised there it ended the process."""
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
     assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
+
+
+def test_an_error_that_ctrl_c_leads_to_is_ctrl_c():
+    """It may come where torch enters a mode, which torch then fails to leave."""
+
+    def leave():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("Attempted to unset FakeTensorMode, but there wasn't one active")
+
+    with pytest.raises(KeyboardInterrupt), raised_in("loss(model, ...)"):
+        leave()

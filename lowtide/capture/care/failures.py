@@ -112,7 +112,18 @@ def raised_in(called: str) -> Iterator[None]:
     except LowtideError:
         raise
     except Exception as error:  # users' code and torch may raise anything: it is told with operator and line, and is the cause
+        if _is_of_an_interrupt(error):
+            raise KeyboardInterrupt from error
         raise CaptureError(_sentence(error, called)) from error
+
+
+def _is_of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C came before, and torch failed to leave a mode that it had then entered by half."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__context__
+    return False
 
 
 def _sentence(error: Exception, called: str) -> str:

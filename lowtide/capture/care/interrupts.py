@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from _thread import interrupt_main
+import time
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,7 +33,7 @@ def interrupts_that_can_be_taken() -> Iterator[None]:
 
     def later_or_now(number: int, frame: FrameType | None) -> None:
         if _hands_on_none(frame):
-            threading.Timer(_LATER_S, interrupt_main).start()
+            start_new_thread(_interrupt_later, ())  # threading's own threads are waited for, and interrupted meanwhile
         else:
             handler(number, frame)
 
@@ -42,6 +43,11 @@ def interrupts_that_can_be_taken() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is later_or_now:
             signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt_later() -> None:
+    time.sleep(_LATER_S)
+    interrupt_main()
 
 
 def _hands_on_none(frame: FrameType | None) -> bool:
