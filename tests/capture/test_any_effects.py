@@ -34,3 +34,8 @@ def test_what_a_step_leaves_out_is_seen(seed: int, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(StepOutputs, "put", put_but_the_last)
     assert trial(seed, 3).kind == DIFFERENT
+
+
+def test_a_number_that_a_capture_has_not_met_is_read_like_any_other():
+    """It was taken for an input of the step, where the program had it for a constant."""
+    assert trial(796, 15).kind == "right"

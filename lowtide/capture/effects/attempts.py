@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from lowtide.base.places import Position
@@ -38,8 +39,16 @@ def with_leaving(
         }
         if varying:
             with suppress(CaptureError):
-                return _summed(capture, roots, names=False, counted=varying)
+                return _summed(partial(_asking, capture, tuple(varying)), roots, names=False, counted=varying)
         return _with_leaving(capture, roots, at_once)
+
+
+def _asking(capture: Callable[[OutputRecorder | None, bool], T], keys: Iterable[Key], leaving: OutputRecorder | None, names: bool) -> T:
+    """A capture that asks for the numbers of these places in each step: one that does not has them for constants."""
+    captured = capture(leaving, names)
+    if leaving is None or not all(map(leaving.asks, keys)):
+        raise CaptureError("a number that varies is not met where it lies")
+    return captured
 
 
 def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:

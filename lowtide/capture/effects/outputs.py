@@ -304,6 +304,10 @@ class OutputRecorder:
         """What each step goes on with, or sets anew."""
         return frozenset((*self.sums, *self.emptied))
 
+    def asks(self, key: Key) -> bool:
+        """Whether each step asks what lies in a place of a number. Else the capture has met what lies there now, or nothing."""
+        return key in self.sums and self.earlier.is_used(self.sums[key])
+
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change, or their classes'."""
         changed = {id(each.stand_in): each for each in self.all() if each.changes}

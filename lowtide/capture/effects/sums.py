@@ -102,6 +102,11 @@ class EarlierNumbers:
     thread: int = field(default_factory=threading.get_ident)  # that captures
     places: list[Sum] = field(default_factory=list)
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
+    inputs: set[int] = field(default_factory=set)  # those that the program computes with
+
+    def is_used(self, place: Sum) -> bool:
+        """Whether a step asks what lies there, and not only the capture has."""
+        return any(self.places[at] is place for at in (*self.inputs, *self.spoken))
 
     def divides(self, item: Term) -> bool:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
