@@ -9,6 +9,7 @@ Each call starts a kernel of its own. On a device small tensors therefore stay t
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from torch.optim.optimizer import _foreach_supported_types as _of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _of_others
 
 from lowtide.capture import operators
-from lowtide.capture.blocks import covers
+from lowtide.capture.blocks import address
 from lowtide.capture.calls import tensors_in
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.draft import Draft
@@ -123,14 +124,24 @@ def _groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
     """The positions of those that are computed in one call: small ones on a device together, all others alone."""
     if _differ(tensors):  # torch takes other kernels where one of a list is laid out, or rounded, otherwise
         return [tuple(range(len(tensors)))]
-    small = {at for at, each in enumerate(tensors) if each.device.type != "cpu" and each.numel() * each.element_size() <= SMALL_BYTES}
+    shared = collections.Counter(map(address, tensors))  # which one node cannot write twice
+    small = {
+        at
+        for at, each in enumerate(tensors)
+        if each.device.type != "cpu" and each.numel() * each.element_size() <= SMALL_BYTES and shared[address(each)] == 1
+    }
     alone = ((at,) for at in range(len(tensors)) if at not in small)
     return [*alone, *([tuple(sorted(small))] if small else [])]
 
 
 def _differ(tensors: Sequence[torch.Tensor]) -> bool:
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    return any(tensor.device.type != "cpu" for tensor in tensors) and (len(kinds) > 1 or not all(map(covers, tensors)))
+    return any(tensor.device.type != "cpu" for tensor in tensors) and (len(kinds) > 1 or not all(map(_is_dense, tensors)))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it has as many elements as lie between its first one and its last."""
+    return tensor.numel() in (0, 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)))
 
 
 def _of_one(base: str, func: OpOverload, args: tuple[Any, ...]) -> Operation | None:
