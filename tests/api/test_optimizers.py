@@ -70,6 +70,26 @@ def test_it_trains_as_it_is_written_over_lists_or_fused(optimizer, settings):
     check(made(optimizer, **settings), steps=10)
 
 
+@pytest.mark.parametrize("then", [None, False])
+def test_another_way_to_update_is_taken_when_it_is_told(then):
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(8, 37), nn.ReLU(), nn.Linear(37, 8)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    plain, optimizer = (optim.AdamW(model.parameters(), fused=True) for model in models)
+    step = lowtide.optimize(models[1], (torch.ones(4, 8),), loss=_squares, optimizer=optimizer)
+    for turn in range(6):
+        if turn == 3:
+            assert "_fused_adamw_" in step.source
+            plain.param_groups[0]["fused"] = optimizer.param_groups[0]["fused"] = then
+        x = torch.randn(4, 8)
+        plain.zero_grad()
+        _squares(models[0], x).backward()
+        plain.step()
+        step(x)
+    assert "_fused_adamw_" not in step.source
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_fused_step_keeps_to_clipping_and_a_scaler(scaled):
     def after_backward(model):

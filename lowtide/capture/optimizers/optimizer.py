@@ -199,8 +199,8 @@ class Shadow:
         for key, item in {**self.optimizer.param_groups[index], **changed}.items():
             if key == "params":
                 group[key] = [self.fakes[parameter] for parameter in item if not _is_beside(parameter, self.names)]
-            elif key in ("foreach", "fused"):
-                group[key] = False if self.single_tensor else item
+            elif self.single_tensor and key in ("foreach", "fused"):
+                group[key] = False
             elif key == "initial_lr":  # a scheduler's note to itself
                 group[key] = item
             else:
