@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, help="the most time, as a multiple of that without recomputation")
     parser.add_argument("--arena", action="store_true", help="in an arena")
     options = parser.parse_args()
-    limits = {"latency": options.latency, "arena": options.arena}
+    limits = {"latency": options.latency, "arena": "always" if options.arena else "limit"}
     rows = []
     for turn, name in enumerate(options.models):
         rows.append(row(name, options.batch_size, options.steps, *OPTIMIZERS[turn % len(OPTIMIZERS)], limits))

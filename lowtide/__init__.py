@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
     from lowtide.api.load import load_frozen
+    from lowtide.api.needs import Needs, needs
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.step import Step
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
-    "MeasuredStep", "Measurement", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning", "Run", "Schedule",
+    "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning", "Run", "Schedule",
     "Shapes", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "Training", "Verification", "explain", "load_frozen", "measure",
-    "optimize", "order", "place", "placement", "schedule",
+    "needs",    "optimize", "order", "place", "placement", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
@@ -42,6 +43,7 @@ _MODULES = {
     "Frozen": "lowtide.api.frozen",
     "MeasuredStep": "lowtide.api.verify",
     "Measurement": "lowtide.cost.profiler",
+    "Needs": "lowtide.api.needs",
     "OrderProblem": "lowtide.problems.order",
     "Parallel": "lowtide.api.options",
     "PlaceProblem": "lowtide.problems.placement",
@@ -61,6 +63,7 @@ _MODULES = {
     "explain": "lowtide.api.explain",
     "load_frozen": "lowtide.api.load",
     "measure": "lowtide.cost.profiler",
+    "needs": "lowtide.api.needs",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.engines",
     "place": "lowtide.api.engines",

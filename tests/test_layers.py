@@ -21,7 +21,8 @@ ROWS = (
     {"planning"},
     {"ranges"},
     {"api"},
-    {"cli", "integrations"},
+    {"integrations"},
+    {"cli"},
     {"__init__", "__main__"},  # the public names and the script: nobody within imports the package itself
 )
 TESTS = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""The command line: `lowtide optimize SPEC`, `lowtide explain SPEC`, `lowtide report PLAN.json OUT`, `lowtide order` and `lowtide place`.
+"""The command line: `lowtide optimize SPEC`, `explain SPEC`, `needs MODEL`, `report PLAN.json OUT`, `order`, `place` and `devices`.
 
 What the commands need takes seconds to import, and is imported only once an interrupt finds somebody to answer it.
 """

@@ -10,6 +10,7 @@ import typer
 
 from lowtide.cli.devices import devices_command
 from lowtide.cli.explain import explain_command
+from lowtide.cli.needs import needs_command
 from lowtide.cli.optimize import optimize_command
 from lowtide.cli.order import order_command
 from lowtide.cli.place import place_command
@@ -18,6 +19,7 @@ from lowtide.cli.report import report_command
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
 app.command("optimize")(optimize_command)
 app.command("explain")(explain_command)
+app.command("needs")(needs_command)
 app.command("report")(report_command)
 app.command("devices")(devices_command)
 app.command("order")(order_command)

@@ -38,10 +38,14 @@ _HOPPER: dict[str, float] = {
 # rtx3090 is the machine of MAGIS's evaluation, as its published code counts; the a100 is measured by its data sheet alike.
 PRESETS: Sequence[Device] = (
     _gpu("rtx3090", half=71, tf32=35.6, bandwidth=936, host=12, gib=24, double=0.556, capability=(8, 6)),
+    _gpu("rtx4090", half=165, tf32=82.6, bandwidth=1008, host=25, gib=24, double=1.29, capability=(8, 9)),
+    _gpu("l40s", half=362, tf32=183, bandwidth=864, host=25, gib=48, double=1.41, capability=(8, 9)),
     _gpu("a100", half=312, tf32=156, bandwidth=2039, host=25, gib=80, double=19.5, peers=300),
     _gpu("h100", half=989, tf32=494, bandwidth=3350, host=55, gib=80, double=67, peers=450, capability=(9, 0), **_HOPPER),
     _gpu("h200", half=989, tf32=494, bandwidth=4800, host=55, gib=141, double=67, peers=450, capability=(9, 0), **_HOPPER),
 )
+
+CARDS = ("rtx4090", "l40s", "h100", "h200")  # one of each size that people rent
 
 
 HERE = "cpu"  # this machine, as it was measured

@@ -58,6 +58,7 @@ def _answers(name: str, capability: tuple[int, int], memory_bytes: int) -> dict[
         "is_bf16_supported": major >= 8,
         "get_device_name": name,
         "get_device_capability": capability,
+        "synchronize": None,
         "get_device_properties": SimpleNamespace(name=name, major=major, minor=minor, total_memory=memory_bytes),
     }
 

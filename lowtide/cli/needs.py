@@ -1,0 +1,73 @@
+"""`lowtide needs MODEL`: on which GPUs a model trains, before there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lowtide.base.files import write_whole
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
+from lowtide.errors import LowtideError
+
+if TYPE_CHECKING:
+    from lowtide.api.needs import Needs
+
+
+def needs_command(
+    model: Annotated[str, typer.Argument(help="a transformers configuration (folder, config.json), a timm model, or module:function")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="examples in a batch, 1 by default")] = None,
+    length: Annotated[int, typer.Option(min=1, help="tokens of a text")] = 1024,
+    optimizer: Annotated[str, typer.Option(help="adamw, adamw-fused, adafactor, momentum, sgd; none for inference")] = "adamw",
+    dtype: Annotated[str, typer.Option(help="amp (float32 weights, bfloat16 autocast), bfloat16 or float32")] = "amp",
+    cards: Annotated[str | None, typer.Option(help="names that `lowtide devices` lists, with commas between")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
+) -> None:
+    """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed."""
+    from lowtide.api.needs import needs
+    from lowtide.cli.workload import builder, users_code
+    from lowtide.cost.presets import CARDS
+    from lowtide.integrations.architectures import Setting, named_model
+
+    try:
+        check_targets({"--json": json_out, "--html": html})
+        with prints_aside(json_out):
+            if ":" in model:
+                work, what = builder(model, batch_size, fake=True)(), f"as {model} returns it"
+            else:
+                work, what = named_model(model, Setting(batch_size or 1, length, optimizer, dtype))
+            with users_code(model):
+                answer = needs(
+                    work.model,
+                    work.batch,
+                    loss=work.loss,
+                    optimizer=work.optimizer,
+                    cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
+                )
+        title = f"{model if ':' in model else Path(model).name}: {what}"
+        if json_out is not None:
+            write_json(json_out, {"program": title} | answer.figures())
+        if html is not None:
+            from lowtide.report.needs import needs_page
+
+            write_whole(html, needs_page(title, answer.headline, answer.kinds, answer.rows(), answer.assumed))
+    except (LowtideError, OSError, TypeError, ValueError) as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        _show(title, answer)
+
+
+def _show(title: str, answer: Needs) -> None:
+    console = Console()
+    for line in (title, answer.headline, answer.kinds):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    table = Table("card", "memory", "usable", "", "a step")
+    for row in answer.rows():
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print(answer.assumed, highlight=False, markup=False, soft_wrap=True)
