@@ -98,11 +98,23 @@ def test_the_readmes_table_is_of_the_results():
         assert f"| {name} |{eager.replace(' MiB', '')}|{own.replace(' MiB', '')}|{less}|" in results
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", [*(path.name for path in ROOT.glob("*.md")), *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_lead_to_files(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
     assert [link for pair in links if not ((ROOT / page).parent / (link := "".join(pair))).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_what_these_pages_name_is_there(page: str):
+    named = re.findall(r"`([\w./]+)`", (ROOT / page).read_text(encoding="utf-8"))
+    paths = [name for name in named if "/" in name]
+    assert paths or page != "CONTRIBUTING.md"
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    targets = re.findall(r"`make ([\w-]+)`", (ROOT / page).read_text(encoding="utf-8"))
+    assert [target for target in targets if f"\n{target}:" not in (ROOT / "Makefile").read_text(encoding="utf-8")] == []
 
 
 def test_the_optimizer_from_scratch_prints_what_is_so():

@@ -64,7 +64,8 @@ class Needs:
             ("in lowtide's order", self.order_peak_bytes),
             ("at least", self.least_bytes),
         )
-        return f"{self.parameters / 1e9:.2f}B parameters; peak " + ", ".join(f"{bytes_text(nbytes)} {how}" for how, nbytes in peaks)
+        count = f"{self.parameters / 1e9:.2f}B" if self.parameters >= 1e9 else f"{self.parameters / 1e6:.1f}M"
+        return f"{count} parameters; peak " + ", ".join(f"{bytes_text(nbytes)} {how}" for how, nbytes in peaks)
 
     @property
     def kinds(self) -> str:

@@ -155,7 +155,8 @@ def _batch(model: nn.Module, config: Any, setting: Setting) -> tuple[dict[str, T
     if kind.endswith("ForSequenceClassification"):
         return {"input_ids": texts} | ({"labels": classes} if setting.trains else {}), tokens
     if kind.endswith("ForImageClassification"):
-        side = config.image_size if isinstance(config.image_size, int) else max(config.image_size)
+        given = getattr(config, "image_size", 224)  # those of any size say none
+        side = given if isinstance(given, int) else max(given)
         shape = (config.num_channels, side, side)
         images = torch.empty(setting.batch_size, *shape, dtype=_activations(setting), device="meta")
         return {"pixel_values": images} | ({"labels": classes} if setting.trains else {}), _images(setting, " x ".join(map(str, shape)))
