@@ -2,7 +2,7 @@
 # Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long quick test-cuda gpu clean
+.PHONY: help demo test test-long quick test-cuda site gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,7 @@ help:
 	@echo "make quick   the tests of the rooms that train nothing: what one runs while working"
 	@echo "make test-long  the tests that make test leaves out, as each takes long"
 	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 1.5 GB, .venv-cuda"
+	@echo "make site    the documentation as a site, in build/site"
 	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
 
@@ -53,6 +54,12 @@ test-cuda:
 	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m tests.null_cuda pytest -n auto --maxprocesses 4 $(CUDA_TESTS); status=$$?; \
 	if [ $$status = 77 ]; then echo "make test-cuda: nothing was tested"; else exit $$status; fi
 
+# Pages as a site in build/site, to be read from that folder. The reference is made from docstrings, so that torch is not needed.
+SITE_VENV := .venv-site
+site:
+	@test -x $(SITE_VENV)/bin/mkdocs || { $(PYTHON) -m venv $(SITE_VENV) && $(SITE_VENV)/bin/python -m pip install -qq --disable-pip-version-check 'mkdocs-material>=9.7,<10' 'mkdocstrings-python>=2,<3'; }
+	@NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --quiet --site-dir build/site && echo "build/site/index.html"
+
 # Nothing is installed for it: .venv where there is one, else PYTHON with what it has.
 gpu:
 	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m bench.on_gpu --minutes 15
@@ -68,5 +75,5 @@ $(READY): pyproject.toml research/pyproject.toml constraints.txt Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build *.egg-info research/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CUDA_VENV) $(SITE_VENV) build *.egg-info research/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find lowtide research bench tests -name __pycache__ -prune -exec rm -rf {} +

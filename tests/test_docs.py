@@ -21,6 +21,8 @@ from bench.tables import page as results_page
 from lowtide.cost.profiler import measure_memory
 
 ROOT = Path(__file__).parents[1]
+HOW = sorted(path.name for path in (ROOT / "docs/how").glob("*.md"))
+PAGES = [*(path.name for path in ROOT.glob("*.md")), *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 torchvision_shim.install()  # transformers and torchmetrics import torchvision
 _SCRIPT = re.compile(r"^```python torchrun\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -35,7 +37,7 @@ def test_the_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     test_the_code_runs("docs/recipes.md", tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/index.md", *(f"docs/how/{name}" for name in HOW)])
 def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -98,13 +100,29 @@ def test_the_readmes_table_is_of_the_results():
         assert f"| {name} |{eager.replace(' MiB', '')}|{own.replace(' MiB', '')}|{less}|" in results
 
 
-@pytest.mark.parametrize(
-    "page", [*(path.name for path in ROOT.glob("*.md")), *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
     assert [link for pair in links if not ((ROOT / page).parent / (link := "".join(pair))).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_headings(page: str):
+    links = re.findall(r"\]\(([^)#: ]*)#([^) ]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    targets = [((ROOT / page).parent / path if path else ROOT / page, anchor) for path, anchor in links]
+    assert [(path.name, anchor) for path, anchor in targets if anchor not in _anchors(path)] == []
+
+
+def _anchors(page: Path) -> list[str]:
+    """Of its headings, as forges and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+
+
+def test_the_site_has_all_pages():
+    named = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
