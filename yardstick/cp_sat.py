@@ -24,8 +24,8 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from yardstick.check import AnswerError, value_of
-from yardstick.engines import SHARES, Finding, limits_of
-from yardstick.files import instance
+from yardstick.engines import Finding
+from yardstick.files import SHARES, instance, limits_of
 from yardstick.fill import record
 
 SMALL = ("remat-vgg16-256", "remat-vgg19-256", "remat-vgg-unet-32", "remat-fcn8-32", "remat-segnet-32", "remat-random-100")

@@ -23,10 +23,9 @@ from lowtide.remat.seeds import Seeds
 from lowtide.remat.sweep import Sweep, _SweepSearch
 from lowtide.schedule import schedule
 from lowtide.schedule.auto import Auto as AutoOrder
-from yardstick.check import peak_of
+from yardstick.files import limits_of
 from yardstick.problems import Instance, order_problem, place_problem, remat_problem, sequence_of, spaced_problem
 
-SHARES = (90, 80, 60, 40, 20)  # of the peak of the given order, in percent: the limits
 _SAME = 1e-9  # sums of whole numbers in floats are as near as that
 
 
@@ -70,12 +69,6 @@ def problems_of(instance: Instance) -> tuple[str, ...]:
     return ("order", "remat", "offload") if "store" in instance else ("order", "remat", "remat-twice")
 
 
-def limits_of(graph: Instance) -> list[int]:
-    """Bytes that the limits are."""
-    peak = peak_of(graph, [["run", node] for node in range(len(graph["makes"]))])
-    return [peak * share // 100 for share in SHARES]
-
-
 def findings(instance: Instance, problem: str, effort: Effort) -> Iterator[Finding]:
     """What lowtide finds for a problem of an instance, at all its limits."""
     start = time.perf_counter()
@@ -110,7 +103,7 @@ def _sequences(graph: Instance, problem: str, effort: Effort) -> Iterator[Findin
     bounds = TimeBound(remat)
     least = {limit: bounds.us(limit) for limit in limits_of(graph)}
     possible = [limit for limit, bound in least.items() if math.isfinite(bound)]
-    archive = _searched(remat, problem, effort) if possible else Archive()
+    archive = _searched(remat, problem, effort) if possible and effort.max_states else Archive()
     seconds = time.perf_counter() - start
     for limit, bound in least.items():
         point = archive.within(limit)

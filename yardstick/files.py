@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from yardstick.check import load
+from yardstick.check import load, peak_of
 
 ROOT = Path(__file__).parent
 INSTANCES, ANSWERS, BEST = ROOT / "instances", ROOT / "answers", ROOT / "best.json"
+SHARES = (90, 80, 60, 40, 20)  # of the peak of the given order, in percent: the limits of sequences
 _NO_TIME = 0  # in the header, which would differ from run to run
 
 
@@ -64,3 +65,9 @@ def answers() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for row in rows():
         if row["answer"]:
             yield row, load(str(ANSWERS / row["answer"]))
+
+
+def limits_of(graph: Mapping[str, Any]) -> list[int]:
+    """The limit at each of the shares, in bytes."""
+    peak = peak_of(dict(graph), [["run", node] for node in range(len(graph["makes"]))])
+    return [peak * share // 100 for share in SHARES]
