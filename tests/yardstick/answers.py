@@ -1,9 +1,13 @@
-"""Little instances and random answers, right and wrong, for the judge's tests."""
+"""Little instances and random answers, right and wrong, for the judge's tests; the least cost of such an instance, by explicit memory."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from heapq import heappop, heappush
 from typing import Any
+
+from yardstick.check import AnswerError, value_of
 
 Graph = dict[str, Any]
 COPIES = ("store", "drop", "load")
@@ -58,3 +62,63 @@ def random_sequence(rng: random.Random, graph: Graph) -> list[Any]:
 def answer_of(graph: Graph, problem: str, sequence: list[Any], limit_bytes: int | None = 10**9) -> dict[str, Any]:
     """An answer as a file would hold it."""
     return {"instance": graph["name"], "problem": problem, "limit_bytes": limit_bytes, "sequence": sequence}
+
+
+def is_valid(instance: dict[str, Any], answer: dict[str, Any]) -> bool:
+    try:
+        value_of(instance, answer)
+    except AnswerError:
+        return False
+    return True
+
+
+def peak_of(graph: Graph, sequence: list[Any]) -> int:
+    """The least limit that the judge accepts, by halving: no function of the judge but its verdict."""
+    low, high = -1, sum(graph["bytes"]) * (len(sequence) + 2) + sum(graph["workspace_bytes"]) + graph["resident_bytes"]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_valid(graph, answer_of(graph, "offload", sequence, middle)) else (middle, high)
+    return high
+
+
+def least_by_state(graph: Graph, limit_bytes: int, most_runs: int | None) -> float:
+    """The least cost by Dijkstra's algorithm, where what is in memory is a set that tensors are put into and taken out of.
+
+    With `most_runs`, nodes first run in the order of numbers and each at most so often.
+    """
+    given = frozenset(range(len(graph["bytes"]))) - {tensor for row in graph["makes"] for tensor in row}
+    start = (tuple(0 for _ in graph["makes"]), given)
+    heap: list[tuple[int, int, Any]] = [(0, 0, start)]
+    best, tie = {start: 0}, 0
+    while heap:
+        cost, _, state = heappop(heap)
+        runs, here = state
+        if all(runs) and here.issuperset(graph["kept"]):
+            return cost
+        if cost > best[state]:
+            continue
+        for more, after in _steps(graph, runs, here, limit_bytes - graph["resident_bytes"], most_runs):
+            if cost + more < best.get(after, 10**9):
+                best[after], tie = cost + more, tie + 1
+                heappush(heap, (cost + more, tie, after))
+    return float("inf")
+
+
+def _steps(graph: Graph, runs: tuple[int, ...], here: frozenset[int], room: int, most_runs: int | None) -> Iterator[tuple[int, Any]]:
+    yield from ((0, (runs, here - {tensor})) for tensor in here)
+    for node, times in enumerate(runs):
+        if most_runs is not None and (times >= most_runs or (not times and not all(runs[:node]))):
+            continue
+        written = any(runs[other] for other in graph["until"][node])
+        if (times and (node in graph["once"] or written)) or not here.issuperset(graph["reads"][node]):
+            continue
+        if not times and not all(runs[other] for other in graph["after"][node]):
+            continue
+        done = (*runs[:node], times + 1 if most_runs is not None else 1, *runs[node + 1 :])
+        made = set(graph["makes"][node])
+        need = sum(graph["bytes"][tensor] for tensor in here | made) + graph["workspace_bytes"][node]
+        if need <= room:
+            yield graph["cost"][node], (done, here | made)
+        for tensor in graph["takes"][node]:  # that input ends as the node starts
+            if need - graph["bytes"][tensor] <= room:
+                yield graph["cost"][node], (done, here - {tensor} | made)

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,11 @@ from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError
 from lowtide.problems.placement import PlaceProblem, check_placement
 from lowtide.remat.cost import cost_of, runs_all
-from tests.yardstick.answers import Graph, answer_of, random_graph, random_sequence
-from yardstick.check import AnswerError, value_of
+from tests.yardstick.answers import Graph, answer_of, is_valid, least_by_state, peak_of, random_graph, random_sequence
+from yardstick.check import value_of
 from yardstick.problems import coded, order_problem, remat_problem, sequence_of
 
 CHECK = Path(__file__).parents[2] / "yardstick" / "check.py"
-
-
-def is_valid(instance: dict[str, Any], answer: dict[str, Any]) -> bool:
-    try:
-        value_of(instance, answer)
-    except AnswerError:
-        return False
-    return True
-
-
-def peak_of(graph: Graph, sequence: list[Any]) -> int:
-    """The least limit that the judge accepts, by halving: no function of the judge but its verdict."""
-    low, high = -1, sum(graph["bytes"]) * (len(sequence) + 2) + sum(graph["workspace_bytes"]) + graph["resident_bytes"]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_valid(graph, answer_of(graph, "offload", sequence, middle)) else (middle, high)
-    return high
 
 
 def test_it_needs_the_standard_library_alone_and_is_short():
@@ -133,49 +115,6 @@ def test_it_agrees_with_lowtide_on_placements():
         verdicts[True] += 1
         assert value_of(buffers, answer) == arena
     assert min(verdicts.values()) > 200
-
-
-def least_by_state(graph: Graph, limit_bytes: int, most_runs: int | None) -> float:
-    """The least cost by Dijkstra's algorithm, where what is in memory is a set that tensors are put into and taken out of.
-
-    With `most_runs`, nodes first run in the order of numbers and each at most so often.
-    """
-    given = frozenset(range(len(graph["bytes"]))) - {tensor for row in graph["makes"] for tensor in row}
-    start = (tuple(0 for _ in graph["makes"]), given)
-    heap: list[tuple[int, int, Any]] = [(0, 0, start)]
-    best, tie = {start: 0}, 0
-    while heap:
-        cost, _, state = heappop(heap)
-        runs, here = state
-        if all(runs) and here.issuperset(graph["kept"]):
-            return cost
-        if cost > best[state]:
-            continue
-        for more, after in _steps(graph, runs, here, limit_bytes - graph["resident_bytes"], most_runs):
-            if cost + more < best.get(after, 10**9):
-                best[after], tie = cost + more, tie + 1
-                heappush(heap, (cost + more, tie, after))
-    return float("inf")
-
-
-def _steps(graph: Graph, runs: tuple[int, ...], here: frozenset[int], room: int, most_runs: int | None) -> Iterator[tuple[int, Any]]:
-    yield from ((0, (runs, here - {tensor})) for tensor in here)
-    for node, times in enumerate(runs):
-        if most_runs is not None and (times >= most_runs or (not times and not all(runs[:node]))):
-            continue
-        written = any(runs[other] for other in graph["until"][node])
-        if (times and (node in graph["once"] or written)) or not here.issuperset(graph["reads"][node]):
-            continue
-        if not times and not all(runs[other] for other in graph["after"][node]):
-            continue
-        done = (*runs[:node], times + 1 if most_runs is not None else 1, *runs[node + 1 :])
-        made = set(graph["makes"][node])
-        need = sum(graph["bytes"][tensor] for tensor in here | made) + graph["workspace_bytes"][node]
-        if need <= room:
-            yield graph["cost"][node], (done, here | made)
-        for tensor in graph["takes"][node]:  # that input ends as the node starts
-            if need - graph["bytes"][tensor] <= room:
-                yield graph["cost"][node], (done, here - {tensor} | made)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.yardstick.answers import Graph, answer_of
-from tests.yardstick.test_judge import is_valid, least_by_state, peak_of
+from tests.yardstick.answers import Graph, answer_of, is_valid, least_by_state, peak_of
 from yardstick.check import value_of
 
 pytest.importorskip("ortools")
