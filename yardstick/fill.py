@@ -22,6 +22,7 @@ from yardstick.engines import Effort, Finding, findings, problems_of
 from yardstick.files import ANSWERS, ROOT, instance, instance_names, key_of, rows, save, save_rows
 
 Row = dict[str, Any]
+_UNKNOWN = {"value": None, "found": None, "answer": None, "bound": None, "proved": None, "possible": True}
 _RISING = ("remat-twice", "remat", "offload")  # the harder ones first: each allows all that the one before it does
 
 
@@ -51,10 +52,9 @@ def record(asked: dict[str, Any], found: Sequence[Finding], by: str = "lowtide")
     table = {key_of(row): row for row in rows()}
     for each in chain(found, *(_handed_on(each, problems_of(asked)) for each in found)):
         row: Row = {"instance": each.instance, "problem": each.problem, "limit_bytes": each.limit_bytes}
-        row = table.get(key_of(row), row | {"value": None, "found": None, "answer": None, "bound": None, "proved": None, "possible": True})
-        merge(
-            asked, row, each, {"by": by, "how": each.how, "commit": commit(), "date": str(date.today()), "seconds": round(each.seconds, 1)}
-        )
+        row = table.get(key_of(row), row | _UNKNOWN | {"values": {}, "bounds": {}})
+        run = {"by": by, "how": each.how, "commit": commit(), "date": str(date.today()), "seconds": round(each.seconds, 1)}
+        merge(asked, row, each, run)
         if row["value"] is not None or row["bound"] is not None or not row["possible"]:
             table[key_of(row)] = row
     save_rows(list(table.values()))
@@ -72,7 +72,7 @@ def _handed_on(found: Finding, problems: Sequence[str]) -> Iterator[Finding]:
 def merge(asked: dict[str, Any], row: Row, found: Finding, origin: dict[str, Any]) -> None:
     """A row with what was found, where that is better. Raises ValueError where what was proven impossible was found."""
     if not found.possible:
-        row |= {"possible": False, "bound": None, "proved": origin}
+        row |= {"possible": False, "bound": None, "proved": origin, "bounds": {}}
     if not row["possible"]:
         if found.answer is not None or row["value"] is not None:
             raise ValueError(f"{found.instance}, {found.problem}, {found.limit_bytes}: proven impossible, and there is an answer")
@@ -81,10 +81,13 @@ def merge(asked: dict[str, Any], row: Row, found: Finding, origin: dict[str, Any
     if found.answer is not None:
         answer = {"instance": found.instance, "problem": found.problem, "limit_bytes": found.limit_bytes, **found.answer}
         value = value_of(asked, answer)
+        row["values"][origin["by"]] = sign * min(sign * value, sign * row["values"].get(origin["by"], value))
         if row["value"] is None or sign * value < sign * row["value"]:
             limit = "" if found.limit_bytes is None else f".{found.limit_bytes}"
             row |= {"value": value, "found": origin, "answer": f"{found.instance}.{found.problem}{limit}.json.gz"}
             save(answer, ANSWERS / row["answer"])
+    if found.bound is not None:
+        row["bounds"][origin["by"]] = sign * max(sign * found.bound, sign * row["bounds"].get(origin["by"], found.bound))
     if found.bound is not None and (row["bound"] is None or sign * found.bound > sign * row["bound"]):
         row |= {"bound": found.bound, "proved": origin}
 

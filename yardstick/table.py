@@ -40,6 +40,7 @@ def tables(known: Sequence[Row]) -> str:
         _plain("Placement in one space (`place`): arena in bytes", [row for row in known if row["problem"] == "place"], "buffers", "size"),
         _plain("Placement in two spaces (`spaces`): benefit", [row for row in known if row["problem"] == "spaces"], "buffers", "size"),
         *(_limited(title, [row for row in known if row["problem"] == problem]) for problem, title in _LIMITED.items()),
+        _beside([row for row in known if row["problem"] == "remat-twice"]),
     ]
     return "\n\n".join(parts)
 
@@ -62,6 +63,20 @@ def _limited(title: str, known: Sequence[Row]) -> str:
         cells = [_cell(by_limit.get(limit), sum(graph["cost"])) for limit in limits_of(graph)]
         lines.append((name, f"{len(graph['makes']):,}", *cells))
     return f"### {title}\n\n" + _table(("instance", "nodes", *(f"{share} %" for share in SHARES)), lines)
+
+
+def _beside(known: Sequence[Row]) -> str:
+    """Where two methods were asked: what each found and proved, as time more than that of running every node once, in the graph's unit."""
+    lines = []
+    for row in known:
+        methods = ("lowtide", "CP-SAT")
+        if row["values"].keys() | row["bounds"].keys() >= set(methods):
+            graph = instance(row["instance"])
+            total, share = sum(graph["cost"]), SHARES[limits_of(graph).index(row["limit_bytes"])]
+            figures = [found.get(method) for found in (row["values"], row["bounds"]) for method in methods]
+            lines.append((row["instance"], f"{share} %", *("" if each is None else f"{each - total:,}" for each in figures)))
+    title = "### Two methods beside each other (`remat-twice`): cost of second runs\n\n"
+    return title + _table(("instance", "limit", "lowtide finds", "CP-SAT finds", "lowtide proves", "CP-SAT proves"), lines)
 
 
 def _cell(row: Row | None, total: int) -> str:

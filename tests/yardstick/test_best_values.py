@@ -7,14 +7,25 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import lowtide
+from lowtide.cost.presets import preset
+from lowtide.ir.graph import Graph
+from lowtide.remat.cost import cost_of
+from lowtide.remat.problem import RematProblem
 from tests.yardstick.answers import answer_of, random_graph
 from yardstick import files, fill, table
 from yardstick.check import AnswerError, load, value_of
 from yardstick.engines import Effort, Finding, findings, problems_of
 from yardstick.files import ANSWERS, INSTANCES, ROOT, SHARES, instance, instance_names, limits_of, rows
+from yardstick.problems import remat_problem
+from yardstick.published import orders, placements
+from yardstick.steps import MACHINE, exported
 
+DATA = Path(__file__).parents[1] / "data"
 ROWS = [row for row in rows() if row["answer"]]
 
 
@@ -53,6 +64,9 @@ def test_rows_and_files_belong_together():
         assert row["proved"] is not None
         assert row["possible"] == (row["bound"] is not None)
         assert row["possible"] or row["value"] is None
+        least, most = (max, min) if row["problem"] == "spaces" else (min, max)
+        assert row["value"] == least(row["values"].values(), default=None)
+        assert row["bound"] == most(row["bounds"].values(), default=None)
 
 
 def test_every_question_has_a_row():
@@ -139,3 +153,37 @@ def test_engines_fill_all_rows(folder: Path):
     assert {row["problem"] for row in filled} == {"order", "remat", "offload"}
     assert all(row["value"] is None or row["value"] >= row["bound"] for row in filled)
     assert json.loads((folder / "best.json").read_text())["rows"] == filled
+
+
+def test_published_files_give_the_instances_that_are_here():
+    documents = [*placements(DATA / "place"), *orders(DATA / "order")]
+    assert {"place-K", "spaces-K"} <= {document["name"] for document in documents}
+    for document in documents:
+        if document["name"] in instance_names():
+            assert document == instance(document["name"])
+
+
+def test_a_training_step_is_exported_as_lowtide_sees_it():
+    """A graph's own problem and the one that its instance is read as: equal costs, and bounds, of its order and with copies."""
+    graph = small_mlp_graph()
+    document = {"format": "yardstick.graph", "name": "mlp"} | exported(graph)
+    device = preset(MACHINE)
+    own = RematProblem.of(graph, device.graph_us(graph), round_to=1, swap=device)
+    read = remat_problem(document, copies=True)
+    order = own.sequence_of(range(len(graph.nodes)))
+    cost, same = cost_of(own, order), cost_of(read, np.arange(read.problem.node_count, dtype=np.int32))
+    assert same.footprint_bytes.tolist() == cost.footprint_bytes.tolist()
+    assert same.time_us == pytest.approx(1000 * cost.time_us, abs=read.problem.node_count)
+    assert read.repeatable.tolist() == own.repeatable[order].tolist()
+    assert value_of(document, answer_of(document, "order", list(range(len(order))), None)) == cost.peak_bytes
+
+
+def small_mlp_graph() -> Graph:
+    """A training step of two layers, with a view between them."""
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Linear(6, 2))
+    batch = (torch.zeros(3, 4), torch.zeros(3, 2))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    planning = lowtide.Planning(progress=False)
+    step = lowtide.optimize(model, batch, loss=lambda model, x, y: (model(x) - y).square().mean(), optimizer=sgd, planning=planning)
+    return step.plan.graph
