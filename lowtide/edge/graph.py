@@ -1,4 +1,7 @@
-"""A network as a small device runs it: operators by name, tensors with the bytes that they take as stored. No torch, no onnx."""
+"""A network as a small device runs it: operators by name, tensors with the bytes that they take as stored. No torch, no onnx.
+
+An optional output that a file leaves out is a tensor without dtype and bytes, so that outputs keep their positions.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ class EdgeTensor:
     dtype: str  # as NumPy and onnx name it: "int8", "float32", "uint4", "bool"
     size_bytes: int  # as stored: packed where a number takes less than a byte
     constant: bool = False  # weights: they lie in flash, or in a space of their own
+    stored_dtype: str = ""  # where memory holds the numbers as another: "int8" for integers that a file has as floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,4 @@ class EdgeGraph:
     inputs: tuple[int, ...]  # tensors that the caller gives, constants not among them
     outputs: tuple[int, ...]
     constants: Mapping[int, Any] = field(default_factory=dict)  # NumPy arrays by tensor, where the file has them
+    opsets: Mapping[str, int] = field(default_factory=dict)  # versions of the operators by domain, as onnx counts them
