@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.base.messages import bytes_text
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
@@ -91,9 +90,7 @@ class _Device:
             sizes[block.space] = max(sizes[block.space], block.offset_bytes + block.size_bytes)
         for space, size in zip(plan.spaces, sizes, strict=True):
             if space.capacity_bytes is not None and size > space.capacity_bytes:
-                raise CheckError(
-                    f"space {space.name}: expected at most {bytes_text(space.capacity_bytes)}, its blocks reach {bytes_text(size)}"
-                )
+                raise CheckError(f"space {space.name}: expected at most {space.capacity_bytes} bytes, its blocks reach {size}")
         self.guarded = [np.full(size + 2 * _GUARD_BYTES, _GUARD, np.uint8) for size in sizes]
         self.arenas = [memory[_GUARD_BYTES : _GUARD_BYTES + size] for memory, size in zip(self.guarded, sizes, strict=True)]
         for arena in self.arenas:

@@ -39,6 +39,8 @@ def kernel_of(graph: EdgeGraph, node: EdgeNode, functions: Mapping[str, Function
     """What computes a node: the caller's function for its kind, else an engine. Raises StepError, which names it, where nobody can."""
     if node.kind in functions:
         return _called(node, functions[node.kind])
+    if node.views == ((0, 0),) and graph.tensors[node.inputs[0]].size_bytes == graph.tensors[node.outputs[0]].size_bytes:
+        return _viewed(graph.tensors[node.outputs[0]])
     if node.domain == "aten":
         from lowtide.edge.aten import kernel
 
@@ -67,6 +69,15 @@ def kernel_of(graph: EdgeGraph, node: EdgeNode, functions: Mapping[str, Function
 
 def _kind(node: EdgeNode) -> str:
     return f"`{node.kind}`" + (f" of the domain {node.domain}" if node.domain else "")
+
+
+def _viewed(output: EdgeTensor) -> Kernel:
+    """The same bytes under another shape, as a device has them: a view that is none gives other results."""
+
+    def compute(inputs: Sequence[Array | None]) -> Sequence[Array]:
+        return [np.asarray(inputs[0]).reshape(output.shape).astype(numpy_dtype(output.dtype), copy=False)]
+
+    return compute
 
 
 def _called(node: EdgeNode, function: Function) -> Kernel:

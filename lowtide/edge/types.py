@@ -152,7 +152,8 @@ def _inferred_as(model: Any, node: Any, types: Mapping[str, TensorType], kind: s
         [node.output[0]],
         **{name: value for name, value in attributes.items() if name in names},
     )
-    shape = inferred(model, other, types, {})[node.output[0]].shape
+    floats = {name: TensorType("float32", types[name].shape) for name in other.input}  # as which every operator takes them
+    shape = inferred(model, other, floats, {})[node.output[0]].shape
     return {node.output[0]: TensorType(types[source].dtype, shape)}
 
 
