@@ -20,6 +20,7 @@ def network(
     sizes: Mapping[str, int] | None = None,
     views: Literal["none", "reshape", "slices"] = "reshape",
     stored: Mapping[str, str] | None = None,
+    groups: bool = True,
 ) -> EdgeGraph:
     """The network of an ONNX file, or of a PyTorch model for the shapes of an example.
 
@@ -29,6 +30,7 @@ def network(
     views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none,
         "slices" also for Concat and Split whose parts lie one behind the other.
     stored: dtypes of a file's tensors by name that memory holds as another: `{"conv1": "int8"}` for whole numbers in float32.
+    groups: whether an operator of a file and what makes integers of its results are one node, as devices compute them.
 
     Raises ImportError where onnx is not installed, OSError for a file that cannot be read, TypeError for another kind of source.
     Raises FormatError, which names node and tensor, for a file that cannot be planned for, and CaptureError for such a model.
@@ -38,11 +40,11 @@ def network(
 
         if example is not None:
             raise TypeError("example: expected none for an ONNX file, which has its own shapes")
-        return read_onnx(source, sizes=sizes, views=views, stored=stored)
+        return read_onnx(source, sizes=sizes, views=views, stored=stored, groups=groups)
     from lowtide.edge.aten import read_torch
 
     if not isinstance(example, tuple) or not hasattr(source, "forward"):
         raise TypeError(f"source: expected the path of an ONNX file, or a module and a tuple as its example, got {type(source).__name__}")
-    if sizes or stored or views != "reshape":
-        raise TypeError("sizes, views and stored are of ONNX files: a model has the shapes of its example")
+    if sizes or stored or views != "reshape" or not groups:
+        raise TypeError("sizes, views, stored and groups are of ONNX files: a model has the shapes of its example")
     return read_torch(source, example)

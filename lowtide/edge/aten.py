@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,15 @@ def read_torch(model: torch.nn.Module, example: tuple[Any, ...], *, name: str = 
     The model is captured as it is: call `eval()` before. Raises CaptureError for shapes that are not fixed, for models that write their
     buffers, and for operators that read strides; what torch.export cannot capture raises its own errors.
     """
-    program = torch.export.export(model, example).run_decompositions()
-    return _Export(program).graph(name or type(model).__name__)
+    return _Export(exported(model, example)).graph(name or type(model).__name__)
+
+
+def exported(model: torch.nn.Module, example: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    """A model as a program of core ATen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, at torch's own copies of what it deprecates
+        program: torch.export.ExportedProgram = torch.export.export(model, example).run_decompositions()
+    return program
 
 
 class _Export:

@@ -45,6 +45,10 @@ def kernel_of(graph: EdgeGraph, node: EdgeNode, functions: Mapping[str, Function
         from lowtide.edge.aten import kernel
 
         return kernel(node)
+    if "body" in node.attributes:
+        given = [position for position, at in enumerate(node.inputs) if not graph.tensors[at].constant]
+        compose = _composed(node.attributes["body"], functions, engine)
+        return lambda inputs: compose([inputs[position] for position in given])
     model = _model(graph, node)
     try:
         run = _loaded(model, engine)
@@ -69,6 +73,19 @@ def kernel_of(graph: EdgeGraph, node: EdgeNode, functions: Mapping[str, Function
 
 def _kind(node: EdgeNode) -> str:
     return f"`{node.kind}`" + (f" of the domain {node.domain}" if node.domain else "")
+
+
+def _composed(body: EdgeGraph, functions: Mapping[str, Function], engine: Engine) -> Kernel:
+    """A group's members one after the other; only the results of the last leave it."""
+    kernels = [kernel_of(body, member, functions, engine) for member in body.nodes]
+
+    def compute(inputs: Sequence[Array | None]) -> Sequence[Array]:
+        values: dict[int, Array | None] = {-1: None, **body.constants, **dict(zip(body.inputs, inputs, strict=True))}
+        for member, kernel in zip(body.nodes, kernels, strict=True):
+            values |= zip(member.outputs, kernel([values[at] for at in member.inputs]), strict=True)
+        return [np.asarray(values[at]) for at in body.outputs]
+
+    return compute
 
 
 def _viewed(output: EdgeTensor) -> Kernel:

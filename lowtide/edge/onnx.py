@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lowtide.base.files import read_bytes
 from lowtide.edge.dtypes import BITS, stored_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.groups import grouped
 from lowtide.edge.operators import VIEWS, Arguments, in_place, macs, views
 from lowtide.edge.types import FixedSizes, TensorType, dtype_name, entries, inferred, merged
 from lowtide.errors import FormatError
@@ -48,6 +49,7 @@ def read_onnx(
     sizes: Mapping[str, int] | None = None,
     views: Views = "reshape",
     stored: Mapping[str, str] | None = None,
+    groups: bool = True,
 ) -> EdgeGraph:
     """The network of an ONNX file, with the weights that lie beside it.
 
@@ -55,6 +57,7 @@ def read_onnx(
     views: which results are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none,
         "slices" also for Concat and Split whose parts lie one behind the other.
     stored: dtypes of tensors by name that memory holds as another: `{"conv1": "int8"}` where a file has whole numbers as float32.
+    groups: whether an operator and what makes integers of its results are one (`lowtide.edge.groups`), as devices have them.
 
     Raises OSError where a file cannot be read. Raises FormatError, which names node and tensor, for what is no ONNX model,
     for control flow, cycles, tensors that nobody or two nodes make, and shapes or dtypes that stay unknown.
@@ -63,18 +66,24 @@ def read_onnx(
     with _in_file(where):
         model = _parsed(read_bytes(path))
         _load_external_data(model, os.path.dirname(where))
-        return network_of(model, sizes=sizes, views=views, stored=stored)
+        return network_of(model, sizes=sizes, views=views, stored=stored, groups=groups)
 
 
 def network_of(
-    model: Any, *, sizes: Mapping[str, int] | None = None, views: Views = "reshape", stored: Mapping[str, str] | None = None
+    model: Any,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    views: Views = "reshape",
+    stored: Mapping[str, str] | None = None,
+    groups: bool = True,
 ) -> EdgeGraph:
     """The network of an `onnx.ModelProto` whose weights are loaded. As `read_onnx`."""
     if views not in _VIEWS:
         raise FormatError(f"views: expected one of {', '.join(_VIEWS)}, got {views!r}")
     if model.functions:
         model = inliner.inline_local_functions(model)
-    return _Network(model, sizes or {}).graph(views, stored or {})
+    graph = _Network(model, sizes or {}).graph(views, stored or {})
+    return grouped(graph) if groups else graph
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.edge.graph import EdgeTensor
+from lowtide.edge.graph import EdgeNode, EdgeTensor
 
 # The result is the first input's bytes under another shape. Cast where it changes nothing; Dropout as it is after training.
 VIEWS = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -104,13 +104,15 @@ SAME_SHAPE_AS: dict[str, tuple[str, slice, int]] = {
 
 
 def macs(kind: str, call: Arguments) -> int:
-    """Multiplications with addition of one call; 0 for operators that are in no table, see `is_counted`."""
+    """Multiplications with addition of one call; 0 for operators that are in no table, `is_counted` tells which."""
     return _MACS[kind](call) if kind in _MACS else 0
 
 
-def is_counted(kind: str, domain: str) -> bool:
+def is_counted(node: EdgeNode) -> bool:
     """Whether 0 products means that there are none: not for an operator of a domain of its own that is in no table."""
-    return kind in _MACS or kind in IN_PLACE or kind in VIEWS or domain in ("", "ai.onnx")
+    if "body" in node.attributes:
+        return all(is_counted(member) for member in node.attributes["body"].nodes)
+    return not node.domain or any(node.kind in table for table in (_MACS, IN_PLACE, VIEWS, SAME_SHAPE_AS))
 
 
 def views(kind: str, call: Arguments, *, slices: bool = False) -> tuple[tuple[int, int], ...]:
