@@ -59,9 +59,9 @@ class _Search:
             return ()
         members.append(core)
         read = {at for member in members for at in nodes[member].inputs if at >= 0}
-        made = {at for member in members for at in nodes[member].outputs}
-        opening = {self.maker[at] for at in read - made if at in self.maker and nodes[self.maker[at]].kind == _OPENS}
-        floats = {at for at in read - made if not self.graph.tensors[at].constant and self.maker.get(at) not in opening}
+        results = {at for member in members for at in nodes[member].outputs}
+        opening = {self.maker[at] for at in read - results if at in self.maker and nodes[self.maker[at]].kind == _OPENS}
+        floats = {at for at in read - results if not self.graph.tensors[at].constant and self.maker.get(at) not in opening}
         if nodes[last].kind == "QuantizeLinear" and nodes[core].kind != _OPENS and (floats or not opening):
             return ()
         return tuple(sorted({*members, *opening}))
@@ -78,8 +78,8 @@ def _is_activation(node: EdgeNode) -> bool:
 
 def _group_node(graph: EdgeGraph, members: Sequence[int]) -> EdgeNode:
     nodes = [graph.nodes[at] for at in members]
-    made = {tensor for node in nodes for tensor in node.outputs}
-    inputs = tuple(dict.fromkeys(at for node in nodes for at in node.inputs if at >= 0 and at not in made))
+    results = {tensor for node in nodes for tensor in node.outputs}
+    inputs = tuple(dict.fromkeys(at for node in nodes for at in node.inputs if at >= 0 and at not in results))
     last = nodes[-1]
     body = _renumbered(
         replace(graph, name=last.name, inputs=tuple(at for at in inputs if not graph.tensors[at].constant), outputs=last.outputs), nodes
