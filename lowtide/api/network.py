@@ -18,7 +18,7 @@ def network(
     example: tuple[Any, ...] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
-    views: Literal["none", "reshape", "slices"] = "reshape",
+    views: Literal["none", "reshape"] = "reshape",
     stored: Mapping[str, str] | None = None,
     groups: bool = True,
 ) -> EdgeGraph:
@@ -27,8 +27,7 @@ def network(
     source: a path, or a module in `eval()`.
     example: the arguments of the module's forward.
     sizes: extents that the file names by symbols, `{"batch": 1}`; an axis without a name is "input:axis".
-    views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none,
-        "slices" also for Concat and Split whose parts lie one behind the other.
+    views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none.
     stored: dtypes of a file's tensors by name that memory holds as another: `{"conv1": "int8"}` for whole numbers in float32.
     groups: whether an operator of a file and what makes integers of its results are one node, as devices compute them.
 
@@ -40,6 +39,8 @@ def network(
 
         if example is not None:
             raise TypeError("example: expected none for an ONNX file, which has its own shapes")
+        if views not in ("none", "reshape"):  # a file's reader knows parts of tensors as well, those who plan do not
+            raise TypeError(f"views: expected none or reshape, got {views!r}")
         return read_onnx(source, sizes=sizes, views=views, stored=stored, groups=groups)
     from lowtide.edge.aten import read_torch
 
