@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lowtide.api.frozen import Frozen
     from lowtide.api.load import load_frozen
     from lowtide.api.needs import Needs, needs
+    from lowtide.api.network import interpret, network
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.step import Step
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lowtide.base.stages import Stage
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
+    from lowtide.edge.graph import EdgeGraph
     from lowtide.placement.base import Placement
     from lowtide.plan.plan import Plan
     from lowtide.problems.order import OrderProblem, Task
@@ -30,15 +32,16 @@ if TYPE_CHECKING:
     from lowtide.schedule.base import Schedule
 
 __all__ = [
-    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "Explanation", "FormatError", "Frozen", "LowtideError",
-    "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning", "Run", "Schedule",
-    "Shapes", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "Training", "Verification", "explain", "load_frozen", "measure",
-    "needs",    "optimize", "order", "place", "placement", "schedule",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "EdgeGraph", "Explanation", "FormatError", "Frozen",
+    "LowtideError", "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning",
+    "Run", "Schedule", "Shapes", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "Training", "Verification", "explain",
+    "interpret", "load_frozen", "measure", "needs", "network", "optimize", "order", "place", "placement", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Device": "lowtide.cost.device",
+    "EdgeGraph": "lowtide.edge.graph",
     "Explanation": "lowtide.api.explain",
     "Frozen": "lowtide.api.frozen",
     "MeasuredStep": "lowtide.api.verify",
@@ -61,9 +64,11 @@ _MODULES = {
     "Training": "lowtide.api.options",
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
+    "interpret": "lowtide.api.network",
     "load_frozen": "lowtide.api.load",
     "measure": "lowtide.cost.profiler",
     "needs": "lowtide.api.needs",
+    "network": "lowtide.api.network",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.engines",
     "place": "lowtide.api.engines",

@@ -15,7 +15,7 @@ ROWS = (
     {"plan"},
     {"capture", "cost", "runtime"},
     {"schedule", "placement", "rewrite", "lower"},
-    {"cpu", "cuda"},
+    {"cpu", "cuda", "edge"},
     {"regions", "remat", "report"},
     {"split"},
     {"planning"},
@@ -38,8 +38,11 @@ PLACES = {
     "torch": {
         "kernels", "capture", "cost/laboratory.py", "cost/operators.py", "cost/profiler.py", "cost/timings.py", "cost/trial.py",
         "cost/trials.py", "cost/worker.py", "runtime", "cpu/comparison.py", "cpu/constants.py", "cpu/executable.py", "cpu/trial.py", "cuda",
-        "regions", "lower", "api", "integrations",
+        "edge/aten.py", "regions", "lower", "api", "integrations",
     },
+    "ml_dtypes": {"edge/dtypes.py"},
+    "onnx": set(),  # asked for where it is needed, by `need`
+    "onnxruntime": set(),
     "ortools": set(),  # research asks for it
     "matplotlib": {"placement/picture.py", "report/exports.py"},
     "numba": {"base/kernels.py", "base/linker.py"},
