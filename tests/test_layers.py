@@ -15,7 +15,7 @@ ROWS = (
     {"plan"},
     {"capture", "cost", "runtime"},
     {"schedule", "placement", "rewrite", "lower"},
-    {"cpu", "cuda"},
+    {"cpu", "cuda", "edge"},
     {"regions", "remat", "report"},
     {"split"},
     {"planning"},
