@@ -24,7 +24,7 @@ def check(plan: EdgePlan) -> None:
     _check_order(plan)
     _check_blocks(plan)
     _check_overlaps(plan)
-    _Run(plan).check()
+    _PlanRun(plan).check()
     _check_promises(plan)
 
 
@@ -87,7 +87,7 @@ def _meet(one: Block, other: Block) -> bool:
     return max(one.offset_bytes, other.offset_bytes) < min(one.offset_bytes + one.size_bytes, other.offset_bytes + other.size_bytes)
 
 
-class _Run:
+class _PlanRun:
     """The plan as a device runs it: which block holds each tensor, and which tensors of a block have not been written over."""
 
     def __init__(self, plan: EdgePlan) -> None:
