@@ -108,8 +108,9 @@ class _PlanRun:
                 self._begin(tensor, 0, "what the caller gives")
         beneath: dict[int, Move] = {}
         for move in self.plan.moves:
-            if beneath.setdefault(move.before - 1, move) is not move:
+            if move.before - 1 in beneath:
                 _refuse(f"expected at most one move before step {move.before}, got two")
+            beneath[move.before - 1] = move
             if not 1 <= move.before < len(self.plan.order):
                 _refuse(f"move of block {move.block}: expected before a step from 1 to {len(self.plan.order) - 1}, got {move.before}")
         for step, index in enumerate(self.plan.order):

@@ -18,6 +18,7 @@ from lowtide.edge.problem import EdgeProblem, task_ps
 from lowtide.edge.residences import Choice
 
 NEVER = 2**100  # picoseconds: it cannot be
+_NARROW = 16  # beginnings a step where the effort is spent
 _MOST_COMBINATIONS = 5_000  # of places of one task's storages; above that each is bounded alone
 
 
@@ -28,7 +29,6 @@ class Found:
     choice: Choice | None  # None where none is better than what was known
     time_ps: int  # of it, or of what was known
     bound_ps: int  # no choice takes less
-    states: int  # that were looked at
 
     @property
     def is_exact(self) -> bool:
@@ -71,6 +71,7 @@ class Programme:
             tuple(-(-task.workspace_bytes // memory.align_bytes) * memory.align_bytes for memory in problem.spaces) for task in tasks
         ]
         self.readers = [[index for index, task in enumerate(tasks) if storage in task.reads] for storage in range(m)]
+        self.steps = 0  # that were tried: ways to run a task after a beginning, or to move beneath it
         self._ways: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[_Way, ...]] = {}
         self._least: dict[tuple[int, tuple[int, ...]], int] = {}
         self.others = self._alive_in_every_order()
@@ -174,30 +175,29 @@ class Programme:
         self._ways[key] = tuple(ways)
         return self._ways[key]
 
-    def find(self, known_ps: int, *, width: int, max_states: int, order: Sequence[int] | None = None) -> Found:
+    def find(self, known_ps: int, *, width: int, max_steps: int, order: Sequence[int] | None = None) -> Found:
         """The best choice that takes less than `known_ps`, over all orders or in one; no more than `width` beginnings a step.
 
         With an order the bound is of that order only.
         """
-        layer, layers, dropped, states = self._first(known_ps), [], NEVER, 0
+        layer, layers, dropped, until = self._first(known_ps), [], NEVER, self.steps + max_steps
         for step in range(len(self.problem.tasks)):
             layers.append(layer)
             after: dict[_State, _Entry] = {}
             for state, entry in layer.items():
-                states += 1
                 for task in self._tasks_to_run(entry[3]) if order is None else (order[step],):
                     self._run(state, entry, task, after, known_ps)
-            most = width if states < max_states else min(width, 32)
+            most = width if self.steps < until else min(width, _NARROW)
             if len(after) > most:
                 ranked = sorted(after.items(), key=lambda item: (item[1][0] + item[1][1], sum(item[1][2]), item[1][2]))
                 dropped = min(dropped, ranked[most][1][0] + ranked[most][1][1])
                 after = dict(ranked[:most])
             layer = after
         if not layer:
-            return Found(None, known_ps, min(known_ps, dropped), states)
+            return Found(None, known_ps, min(known_ps, dropped))
         last = min(layer, key=lambda state: layer[state][0])
         time = layer[last][0]
-        return Found(self._choice([*layers, layer], last), time, max(min(time, dropped), min(time, self.root_bound_ps)), states)
+        return Found(self._choice([*layers, layer], last), time, max(min(time, dropped), min(time, self.root_bound_ps)))
 
     def _tasks_to_run(self, ready: int) -> list[int]:
         """The tasks that may run next; a task that only makes views, and so changes nothing, at once."""
@@ -222,13 +222,13 @@ class Programme:
                     used = list(entry[2])
                     used[space] += self.sizes[space][storage]
                     placed = code | (space + 1) << (self.bits * storage)
-                    left = entry[1] if self.moves else self._left_ps(entry[1], storage, code, placed, 0)
+                    left = entry[1] if self.moves else self._left_ps(entry[1], storage, placed, 0)
                     if used[space] <= self.room[space] and left < known_ps:
                         more[0, placed] = (0, left, tuple(used), ready, None, None)
             beginnings = dict(sorted(more.items(), key=lambda item: (item[1][1], sum(item[1][2])))[:_MOST_COMBINATIONS])
         return beginnings
 
-    def _left_ps(self, left: int, storage: int, code: int, placed: int, done: int) -> int:
+    def _left_ps(self, left: int, storage: int, placed: int, done: int) -> int:
         """The least time of what is left, once it is known where a storage lies."""
         for reader in self.readers[storage]:
             if not done >> reader & 1:
@@ -245,9 +245,8 @@ class Programme:
         task, bits, mask, users, kept = self.problem.tasks[index], self.bits, self.mask, self.users, self.problem.kept
         inputs = tuple((code >> (bits * storage) & mask) - 1 for storage in task.reads)
         now = done | 1 << index
-        dying = [
-            (storage, space) for storage, space in zip(task.reads, inputs, strict=True) if not users[storage] & ~now and storage not in kept
-        ]
+        ended = [users[storage] & ~now == 0 and storage not in kept for storage in task.reads]
+        dying = [(storage, space) for storage, space, over in zip(task.reads, inputs, ended, strict=True) if over]
         if task.takes and dying:
             dead = {storage for storage, _ in dying}
             takes = tuple(storage for storage in task.takes if storage in dead)
@@ -261,7 +260,9 @@ class Programme:
         gone = 0
         for storage, space in dying:
             gone |= (space + 1) << (bits * storage)
-        for way in self._ways_of(index, inputs, takes):
+        ways = self._ways_of(index, inputs, takes)
+        self.steps += len(ways)
+        for way in ways:
             during = tuple(map(int.__add__, used, way.bytes_by_space))
             free = tuple(map(int.__sub__, self.room, during))
             if min(free) < 0 or (task.workspace_bytes and not self._has_workspace(index, free)):
@@ -273,7 +274,7 @@ class Programme:
                 seen = code ^ gone
                 for storage, space in zip(task.makes, way.spaces, strict=True):
                     seen |= (space + 1) << (bits * storage)
-                    rest = self._left_ps(rest, storage, seen, seen, now)
+                    rest = self._left_ps(rest, storage, seen, now)
             if total + rest >= known_ps:
                 continue
             alive = list(during)
@@ -298,6 +299,7 @@ class Programme:
         while code:
             space = (code & self.mask) - 1
             if space >= 0 and storage not in makes:
+                self.steps += self.count - 1
                 for target in range(self.count):
                     nbytes = self.sizes[target][storage]
                     if target == space or nbytes > free[target]:

@@ -28,7 +28,7 @@ _ROUNDS = 8  # of asking again with less room, where addresses did not fit
 class Effort:
     """How far to search, the same on every machine."""
 
-    max_states: int = 60_000  # beginnings that the programme looks at in each of its rounds
+    max_steps: int = 300_000  # of the programme, with and without moves: ways to run an operator after a beginning
     max_orders: int = 40_000  # states of the search for an order in one space
     moves: bool = True  # whether blocks may move between spaces
 
@@ -151,23 +151,22 @@ def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps:
     order = _ordered(request, len(room) - 1).order
     for moves in (False, True) if effort.moves else (False,):
         programme = Programme(request.problem, room, moves=moves)
-        bound, left = min(programme.root_bound_ps, limit_ps), effort.max_states
+        bound, left = min(programme.root_bound_ps, limit_ps), effort.max_steps
         if bound >= known_ps:
             return best, bound
-        passes = [(_WIDTHS[1], order), *((width, None) for width in _WIDTHS)]
-        for width, fixed in passes:
-            answer = programme.find(known_ps, width=width, max_states=left, order=fixed)
-            left -= answer.states
+        for width, fixed in ((256, order), (1024, None if best is None else best.order), *((width, ()) for width in _WIDTHS)):
+            if fixed is None:
+                continue
+            answer = programme.find(known_ps, width=width, max_steps=left, order=fixed or None)
+            left = effort.max_steps - programme.steps
             if answer.choice is not None:
                 best, known_ps = answer.choice, answer.time_ps
-            if fixed is None:
+            if not fixed:
                 bound = min(max(bound, answer.bound_ps), known_ps)
-            if bound >= known_ps or known_ps <= enough_ps:
-                break
-            if left <= 0:
+            if bound >= known_ps or known_ps <= enough_ps or left <= 0:
                 break
         if known_ps <= enough_ps:
-            return best, bound
+            return best, min(programme.root_bound_ps, known_ps)
     return best, bound
 
 
