@@ -151,10 +151,16 @@ def _check_graph(graph: EdgeGraph) -> None:
         for output, source in (*node.views, *node.in_place):
             if not (0 <= output < len(node.outputs) and 0 <= source < len(node.inputs)) or node.inputs[source] < 0:
                 raise FormatError(f"operator {node.name}: expected views and in_place as (output, input), got {(output, source)}")
-        for made in node.outputs:
-            if made >= 0 and (made in makers or made in there):
-                raise FormatError(f"operator {node.name}: expected to make tensors of its own, got {graph.tensors[made].name} again")
-            makers[made] = node
+        for output, source in node.views:
+            view, viewed = graph.tensors[node.outputs[output]], graph.tensors[node.inputs[source]]
+            if view.size_bytes != viewed.size_bytes:
+                raise FormatError(
+                    f"operator {node.name}: expected views of as many bytes, got {view.name} in {viewed.name}: read it without"
+                )
+        for output_id in node.outputs:
+            if output_id >= 0 and (output_id in makers or output_id in there):
+                raise FormatError(f"operator {node.name}: expected to make tensors of its own, got {graph.tensors[output_id].name} again")
+            makers[output_id] = node
     for node in graph.nodes:
         for read in node.inputs:
             if read >= 0 and read not in makers and read not in there:
@@ -203,12 +209,12 @@ class _Storages:
         outputs = [tensor for tensor in node.outputs if tensor >= 0 and tensor not in views]
         inputs = [tensor for tensor in dict.fromkeys(node.inputs) if tensor >= 0]
         first, takes = self._takes(node, outputs)
-        made = [self.storage_of[tensor] for tensor in sorted(outputs, key=lambda tensor: tensor != first)]
+        makes = [self.storage_of[tensor] for tensor in sorted(outputs, key=lambda tensor: tensor != first)]
         traffic = [tensor for tensor in inputs if tensor not in viewed]
         constants = [graph.tensors[tensor].size_bytes for tensor in traffic if tensor not in self.storage_of]
         return EdgeTask(
             name=node.name,
-            makes=tuple(made),
+            makes=tuple(makes),
             reads=tuple(dict.fromkeys(self.storage_of[tensor] for tensor in inputs if tensor in self.storage_of)),
             takes=takes,
             before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker})),

@@ -36,7 +36,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Option:
     """One way to run a task, given where its inputs lie."""
 
     time_ps: int
@@ -71,8 +71,8 @@ class Programme:
             tuple(-(-task.workspace_bytes // memory.align_bytes) * memory.align_bytes for memory in problem.spaces) for task in tasks
         ]
         self.readers = [[index for index, task in enumerate(tasks) if storage in task.reads] for storage in range(m)]
-        self.steps = 0  # that were tried: ways to run a task after a beginning, or to move beneath it
-        self._ways: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[_Way, ...]] = {}
+        self.steps = 0  # that were tried: options to run a task after a beginning, or to move beneath it
+        self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[_Option, ...]] = {}
         self._least: dict[tuple[int, tuple[int, ...]], int] = {}
         self.others = self._alive_in_every_order()
         self.free_ps = [self.least_ps(index, (-1,) * len(task.reads)) for index, task in enumerate(tasks)]
@@ -89,9 +89,9 @@ class Programme:
         others: list[list[int]] = [[] for _ in range(n)]
         after = [sum(1 << later for later in range(n) if before[later] >> index & 1) for index in range(n)]
         for storage, users in enumerate(self.users):
-            made = maker.get(storage)
+            made_by = maker.get(storage)
             for index in range(n):
-                there = made is None or before[index] >> made & 1
+                there = made_by is None or before[index] >> made_by & 1
                 if there and not users >> index & 1 and (storage in self.problem.kept or users & after[index]):
                     others[index].append(storage)
         return others
@@ -126,10 +126,10 @@ class Programme:
             used = [0] * count
             for storage, space in zip(task.reads, inputs, strict=True):
                 used[space] += self.sizes[space][storage]
-            for way in self._ways_of(index, inputs, task.takes):
-                left = [room - both - more for room, both, more in zip(self.room, used, way.bytes_by_space, strict=True)]
-                if way.time_ps < least and min(left) >= 0 and sum(left) >= other_bytes and self._has_workspace(index, left):
-                    least = way.time_ps
+            for option in self._options_of(index, inputs, task.takes):
+                left = [room - both - more for room, both, more in zip(self.room, used, option.bytes_by_space, strict=True)]
+                if option.time_ps < least and min(left) >= 0 and sum(left) >= other_bytes and self._has_workspace(index, left):
+                    least = option.time_ps
         return least
 
     def _has_workspace(self, index: int, left: Sequence[int]) -> bool:
@@ -156,12 +156,12 @@ class Programme:
         )  # fmt: skip
         return task_ps(self.problem, alone, {storage: space})
 
-    def _ways_of(self, index: int, inputs: tuple[int, ...], takes: tuple[int, ...]) -> tuple[_Way, ...]:
+    def _options_of(self, index: int, inputs: tuple[int, ...], takes: tuple[int, ...]) -> tuple[_Option, ...]:
         """How a task may run with its inputs in these spaces, and its first output written over one of `takes`."""
         key = (index, inputs, takes)
-        if key in self._ways:
-            return self._ways[key]
-        task, ways = self.problem.tasks[index], []
+        if key in self._options:
+            return self._options[key]
+        task, options = self.problem.tasks[index], []
         space_of = dict(zip(task.reads, inputs, strict=True))
         taken_in = {space_of[storage]: storage for storage in reversed(takes)}  # in one space one is as good as another
         for places in product(range(self.count), repeat=len(task.makes)):
@@ -171,9 +171,9 @@ class Programme:
                 fresh[space] += 0 if position == 0 and taken >= 0 else self.sizes[space][storage]
             code = sum((space + 1) << (self.bits * storage) for storage, space in zip(task.makes, places, strict=True))
             time = task_ps(self.problem, task, space_of | dict(zip(task.makes, places, strict=True)))
-            ways.append(_Way(time, tuple(fresh), code, places, taken))
-        self._ways[key] = tuple(ways)
-        return self._ways[key]
+            options.append(_Option(time, tuple(fresh), code, places, taken))
+        self._options[key] = tuple(options)
+        return self._options[key]
 
     def find(self, known_ps: int, *, width: int, max_steps: int, order: Sequence[int] | None = None) -> Found:
         """The best choice that takes less than `known_ps`, over all orders or in one; no more than `width` beginnings a step.
@@ -260,36 +260,38 @@ class Programme:
         gone = 0
         for storage, space in dying:
             gone |= (space + 1) << (bits * storage)
-        ways = self._ways_of(index, inputs, takes)
-        self.steps += len(ways)
-        for way in ways:
-            during = tuple(map(int.__add__, used, way.bytes_by_space))
+        options = self._options_of(index, inputs, takes)
+        self.steps += len(options)
+        for option in options:
+            during = tuple(map(int.__add__, used, option.bytes_by_space))
             free = tuple(map(int.__sub__, self.room, during))
             if min(free) < 0 or (task.workspace_bytes and not self._has_workspace(index, free)):
                 continue
-            total, rest = time + way.time_ps, base
-            placed = (code ^ gone) | way.code
+            total, rest = time + option.time_ps, base
+            placed = (code ^ gone) | option.code
             if not self.moves:
                 # One by one: what is known of a later task grows with each storage.
                 seen = code ^ gone
-                for storage, space in zip(task.makes, way.spaces, strict=True):
+                for storage, space in zip(task.makes, option.spaces, strict=True):
                     seen |= (space + 1) << (bits * storage)
                     rest = self._left_ps(rest, storage, seen, now)
             if total + rest >= known_ps:
                 continue
             alive = list(during)
             for storage, space in dying:
-                alive[space] -= self.sizes[space][storage] if storage != way.taken else 0
-            for storage, space in zip(task.makes, way.spaces, strict=True):
+                alive[space] -= self.sizes[space][storage] if storage != option.taken else 0
+            for storage, space in zip(task.makes, option.spaces, strict=True):
                 if not users[storage] & ~now and storage not in kept:
                     placed ^= (space + 1) << (bits * storage)
                     alive[space] -= self.sizes[space][storage]
-            reached = (total, rest, tuple(alive), ready, state, (index, way.spaces, way.taken, -1, -1))
+            reached = (total, rest, tuple(alive), ready, state, (index, option.spaces, option.taken, -1, -1))
             self._add(after, (now, placed), reached)
             if self.moves and not task.only_views and now != (1 << len(self.needs)) - 1:
-                self._move(after, (now, placed), reached, free, way, known_ps)
+                self._move(after, (now, placed), reached, free, option, known_ps)
 
-    def _move(self, after: dict[_State, _Entry], state: _State, entry: _Entry, free: tuple[int, ...], way: _Way, known_ps: int) -> None:
+    def _move(
+        self, after: dict[_State, _Entry], state: _State, entry: _Entry, free: tuple[int, ...], option: _Option, known_ps: int
+    ) -> None:
         """The same with each storage in turn moved beneath the step, where both of its places have room."""
         (now, placed), (total, rest, alive, ready, before, step) = state, entry
         if step is None:
@@ -308,7 +310,7 @@ class Programme:
                     if self.problem.tasks[step[0]].workspace_bytes and not self._has_workspace(step[0], left):
                         continue
                     move_ps = self.problem.move_ps(storage, space, target)
-                    moved_ps = total + (max(0, move_ps - way.time_ps) if self.problem.dma else move_ps)
+                    moved_ps = total + (max(0, move_ps - run.time_ps) if self.problem.dma else move_ps)
                     if moved_ps + rest < known_ps:
                         there = list(alive)
                         there[space] -= self.sizes[space][storage]

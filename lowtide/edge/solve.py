@@ -25,7 +25,7 @@ _ROUNDS = 8  # of asking again with less room, where addresses did not fit
 
 
 @dataclass(frozen=True)
-class Effort:
+class EdgeEffort:
     """How far to search, the same on every machine."""
 
     max_steps: int = 300_000  # of the programme, with and without moves: ways to run an operator after a beginning
@@ -50,7 +50,7 @@ class EdgeRequest:
     problem: EdgeProblem
     macs_per_s: float | None
     constants_bytes_per_s: float | None
-    effort: Effort
+    effort: EdgeEffort
 
     @classmethod
     def of(
@@ -61,12 +61,12 @@ class EdgeRequest:
         macs_per_s: float | None = None,
         constants_bytes_per_s: float | None = None,
         dma: bool = False,
-        effort: Effort | None = None,
+        effort: EdgeEffort | None = None,
     ) -> EdgeRequest:
         """Spaces are sorted from the fastest to the slowest. Raises FormatError as `EdgeProblem.of` does."""
         fastest = sorted(spaces, key=lambda memory: -_speed(memory)) if all(isinstance(each, Memory) for each in spaces) else spaces
         problem = EdgeProblem.of(graph, fastest, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma)
-        return cls(graph, problem, macs_per_s, constants_bytes_per_s, effort or Effort())
+        return cls(graph, problem, macs_per_s, constants_bytes_per_s, effort or EdgeEffort())
 
     @property
     def room_bytes(self) -> tuple[int, ...]:
@@ -180,17 +180,17 @@ def least_bytes(request: EdgeRequest, space: int, within_ps: int | None = None) 
     most = list(request.room_bytes)
     most[space] = 2**62 // align * align
 
-    def asked(room_bytes: int) -> EdgeAnswer:
+    def answer_in(room_bytes: int) -> EdgeAnswer:
         room = [room_bytes if index == space else each for index, each in enumerate(most)]
         return fastest(request, room, limit_ps=within + 1, enough_ps=within)
 
-    answer = asked(most[space])
+    answer = answer_in(most[space])
     if answer.plan is None:
         return answer
     best, proven, low, high = answer.plan, 0, 0, answer.plan.arena_bytes[space] // align  # in multiples of the alignment
     while low < high:
         middle = (low + high) // 2
-        answer = asked(middle * align)
+        answer = answer_in(middle * align)
         if answer.plan is not None:
             best, high = answer.plan, answer.plan.arena_bytes[space] // align
         else:

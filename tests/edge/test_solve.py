@@ -7,7 +7,7 @@ import pytest
 
 from lowtide.edge.check import check
 from lowtide.edge.plan import Block, EdgePlan, Memory, Move
-from lowtide.edge.solve import EdgeAnswer, EdgeRequest, Effort, least_bytes, solve
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
 from lowtide.errors import CheckError
 from lowtide.problems.status import Status
 from tests.edge_brute import Brute
@@ -25,7 +25,7 @@ def _compared(seed: int) -> Status:
     count, moves, dma = 2 + seed % 2, seed % 4 < 2, seed % 8 < 4
     graph = random_graph(seed, (6, 5)[count - 2] - 2 * moves)
     request = EdgeRequest.of(
-        graph, random_spaces(seed * 7 + count, count), macs_per_s=3.0 if seed % 3 else None, dma=dma, effort=Effort(moves=moves)
+        graph, random_spaces(seed * 7 + count, count), macs_per_s=3.0 if seed % 3 else None, dma=dma, effort=EdgeEffort(moves=moves)
     )
     answer = solve(request)
     known = math.inf if answer.plan is None else answer.plan.value
