@@ -39,15 +39,28 @@ def plan_edge(
     Raises FormatError for a network or numbers that make no sense. Raises BudgetError where nothing fits: which operator or space is
     short, by how much, and sizes that would do.
     """
-    if not isinstance(graph, EdgeGraph):
-        from lowtide.edge.onnx import read_onnx  # with onnx, which most do without
-
-        graph = read_onnx(graph, sizes=sizes)
-    request = EdgeRequest.of(graph, memories, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma, effort=effort)
+    request = EdgeRequest.of(
+        _network(graph, sizes),
+        memories,
+        macs_per_s=macs_per_s,
+        constants_bytes_per_s=constants_bytes_per_s,
+        dma=dma,
+        effort=effort,
+    )
     answer = _answer(request, least, within_us)
     if answer.plan is None:
         raise misfit(request, answer)
     return answer.plan
+
+
+def _network(graph: EdgeGraph | str | os.PathLike[str], sizes: Mapping[str, int] | None) -> EdgeGraph:
+    if isinstance(graph, EdgeGraph):
+        return graph
+    if not isinstance(graph, (str, os.PathLike)):
+        raise TypeError(f"graph: expected a lowtide.EdgeGraph, or the path of an ONNX file, got {graph!r:.80}")
+    from lowtide.edge.onnx import read_onnx  # with onnx, which most do without
+
+    return read_onnx(graph, sizes=sizes)
 
 
 def _answer(request: EdgeRequest, least: str | None, within_us: float | None) -> EdgeAnswer:

@@ -107,12 +107,12 @@ class _PlanRun:
             if tensor in self.used and tensor not in self.fixed:
                 self._begin(tensor, 0, "what the caller gives")
         beneath: dict[int, Move] = {}
-        for move in self.plan.moves:
-            if move.before - 1 in beneath:
-                _refuse(f"expected at most one move before step {move.before}, got two")
-            beneath[move.before - 1] = move
-            if not 1 <= move.before < len(self.plan.order):
-                _refuse(f"move of block {move.block}: expected before a step from 1 to {len(self.plan.order) - 1}, got {move.before}")
+        for each in self.plan.moves:
+            if each.before - 1 in beneath:
+                _refuse(f"expected at most one move before step {each.before}, got two")
+            beneath[each.before - 1] = each
+            if not 1 <= each.before < len(self.plan.order):
+                _refuse(f"move of block {each.block}: expected before a step from 1 to {len(self.plan.order) - 1}, got {each.before}")
         for step, index in enumerate(self.plan.order):
             node, move = self.graph.nodes[index], beneath.get(step)
             step_ps = self._step_ps(step, node)

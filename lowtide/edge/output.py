@@ -144,21 +144,20 @@ def to_header(plan: EdgePlan) -> str:
 
     Moves and the later places of what is moved are a table of bytes to copy. Names are those of the network, in C's letters.
     """
-    guard = f"{_c_name(plan.graph.name).upper()}_PLAN_H"
+    guard = f"LOWTIDE_{_c_name(plan.graph.name)}_PLAN_H"
     lines = [f"#ifndef {guard}", f"#define {guard}", "", f"/* {_comment(plan.graph.name)}: {plan.status.name.lower()}. */", ""]
+    names: set[str] = set()
     for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True):
-        lines.append(f"#define {memory.name.upper()}_ARENA_BYTES {arena_bytes}u  /* aligned to {memory.align_bytes} */")
+        lines.append(f"#define {_unique(memory.name, 'ARENA_BYTES', names)} {arena_bytes}u  /* aligned to {memory.align_bytes} */")
     lines += ["", f"#define PLAN_STEPS {len(plan.order)}u", f"#define PLAN_ORDER {{{', '.join(map(str, plan.order))}}}  /* nodes */", ""]
-    names: dict[str, int] = {}
     for block in plan.blocks:
         for tensor in block.tensors or (-1,):
-            stem = "WORKSPACE" if tensor < 0 else f"TENSOR_{_c_name(plan.graph.tensors[tensor].name).upper()}"
-            names[stem] = names.get(stem, 0) + 1
-            name = stem if names[stem] == 1 else f"{stem}_{names[stem]}"
+            stem = "workspace" if tensor < 0 else f"tensor_{plan.graph.tensors[tensor].name}"
+            name = _unique(stem, "OFFSET", names)
             offset = block.offset_bytes + (0 if tensor < 0 else block.start_of(tensor))
             size = block.size_bytes if tensor < 0 else plan.graph.tensors[tensor].size_bytes
             note = f"/* {plan.spaces[block.space].name}, {size} bytes, steps {block.start} to {block.end - 1} */"
-            lines.append(f"#define {name}_OFFSET {offset}u  {note}")
+            lines.append(f"#define {name} {offset}u  {note}")
     if plan.moves:
         lines += ["", "/* before step, from space, from offset, to space, to offset, bytes */"]
         rows = ", ".join("{" + ", ".join(map(str, _copied(plan, move))) + "}" for move in plan.moves)
@@ -169,6 +168,16 @@ def to_header(plan: EdgePlan) -> str:
 def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
     source, target = plan.blocks[move.block], plan.blocks[move.to]
     return move.before, source.space, source.offset_bytes, target.space, target.offset_bytes, source.size_bytes
+
+
+def _unique(stem: str, what: str, names: set[str]) -> str:
+    """A macro that no other has: of two alike the second has a number."""
+    name, count = f"{_c_name(stem).upper()}_{what}", 1
+    while name in names:
+        count += 1
+        name = f"{_c_name(stem).upper()}_{count}_{what}"
+    names.add(name)
+    return name
 
 
 def _c_name(text: str) -> str:

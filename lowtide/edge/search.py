@@ -310,7 +310,7 @@ class Programme:
                     if self.problem.tasks[step[0]].workspace_bytes and not self._has_workspace(step[0], left):
                         continue
                     move_ps = self.problem.move_ps(storage, space, target)
-                    moved_ps = total + (max(0, move_ps - run.time_ps) if self.problem.dma else move_ps)
+                    moved_ps = total + (max(0, move_ps - option.time_ps) if self.problem.dma else move_ps)
                     if moved_ps + rest < known_ps:
                         there = list(alive)
                         there[space] -= self.sizes[space][storage]

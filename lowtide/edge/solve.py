@@ -75,7 +75,7 @@ class EdgeRequest:
     def plan(self, choice: Choice, laid: Laid, bound: int, least: int | None, room_bytes: Sequence[int]) -> EdgePlan:
         """A plan that went through the check; the room that was asked for is its spaces' capacity."""
         spaces = tuple(
-            memory if room == memory.room_bytes else replace(memory, capacity_bytes=room or None)
+            memory if room == memory.room_bytes else replace(memory, capacity_bytes=room if 0 < room < 2**61 else None)
             for memory, room in zip(self.problem.spaces, room_bytes, strict=True)
         )
         known = all(memory.read_bytes_per_s is not None and memory.write_bytes_per_s is not None for memory in spaces)

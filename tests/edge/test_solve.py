@@ -23,7 +23,7 @@ def test_nothing_that_can_be_done_takes_less_than_is_proven(group: int):
 
 def _compared(seed: int) -> Status:
     count, moves, dma = 2 + seed % 2, seed % 4 < 2, seed % 8 < 4
-    graph = random_graph(seed, (6, 5)[count - 2] - 2 * moves)
+    graph = random_graph(seed, (6, 4)[count - 2] - 2 * moves)
     request = EdgeRequest.of(
         graph, random_spaces(seed * 7 + count, count), macs_per_s=3.0 if seed % 3 else None, dma=dma, effort=EdgeEffort(moves=moves)
     )
