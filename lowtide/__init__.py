@@ -9,6 +9,7 @@ from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, Fo
 
 if TYPE_CHECKING:
     from lowtide import placement, schedule
+    from lowtide.api.edge import plan_edge
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from lowtide.base.stages import Stage
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
-    from lowtide.edge.graph import EdgeGraph
+    from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+    from lowtide.edge.plan import EdgePlan, Space
     from lowtide.placement.base import Placement
     from lowtide.plan.plan import Plan
     from lowtide.problems.order import OrderProblem, Task
@@ -32,20 +34,25 @@ if TYPE_CHECKING:
     from lowtide.schedule.base import Schedule
 
 __all__ = [
-    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "EdgeGraph", "Explanation", "FormatError", "Frozen",
-    "LowtideError", "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel", "PlaceProblem", "Placement", "Plan", "Planning",
-    "Run", "Schedule", "Shapes", "Stage", "Status", "Step", "StepError", "Sweep", "Task", "Training", "Verification", "explain",
-    "interpret", "load_frozen", "measure", "needs", "network", "optimize", "order", "place", "placement", "schedule",
+    "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "EdgeGraph", "EdgeNode", "EdgePlan", "EdgeTensor", "Explanation",
+    "FormatError", "Frozen", "LowtideError", "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel", "PlaceProblem",
+    "Placement", "Plan", "Planning", "Run", "Schedule", "Shapes", "Space", "Stage", "Status", "Step", "StepError", "Sweep", "Task",
+    "Training", "Verification", "explain", "interpret", "load_frozen", "measure", "needs", "network", "optimize", "order", "place",
+    "placement", "plan_edge", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
 _MODULES = {
     "Device": "lowtide.cost.device",
     "EdgeGraph": "lowtide.edge.graph",
+    "EdgeNode": "lowtide.edge.graph",
+    "EdgePlan": "lowtide.edge.plan",
+    "EdgeTensor": "lowtide.edge.graph",
     "Explanation": "lowtide.api.explain",
     "Frozen": "lowtide.api.frozen",
     "MeasuredStep": "lowtide.api.verify",
     "Measurement": "lowtide.cost.profiler",
+    "Space": "lowtide.edge.plan",
     "Needs": "lowtide.api.needs",
     "OrderProblem": "lowtide.problems.order",
     "Parallel": "lowtide.api.options",
@@ -72,6 +79,7 @@ _MODULES = {
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.engines",
     "place": "lowtide.api.engines",
+    "plan_edge": "lowtide.api.edge",
 }
 _FOLDERS = ("placement", "schedule")  # of the engines: their names are what callers see of them
 

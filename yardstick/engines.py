@@ -12,7 +12,6 @@ import numpy as np
 
 from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.auto import place
-from lowtide.placement.spaces import place_in_spaces
 from lowtide.problems.order import Ints
 from lowtide.problems.status import Status
 from lowtide.remat.archive import Archive, Point
@@ -23,6 +22,7 @@ from lowtide.remat.seeds import Seeds
 from lowtide.remat.sweep import Sweep, _SweepSearch
 from lowtide.schedule import schedule
 from lowtide.schedule.auto import Auto as AutoOrder
+from research.addresses.spaces import place_in_spaces
 from yardstick.files import limits_of
 from yardstick.problems import Instance, order_problem, place_problem, remat_problem, sequence_of, spaced_problem
 

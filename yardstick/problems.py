@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.placement.spaces import Space, SpacedProblem
 from lowtide.problems.order import Ints, OrderProblem, Task
 from lowtide.problems.placement import PlaceProblem
 from lowtide.remat.entries import EntryKind
 from lowtide.remat.problem import Links, RematProblem, rows_of
+from research.addresses.spaces import Space, SpacedProblem
 
 Instance = dict[str, Any]
 

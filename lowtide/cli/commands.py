@@ -9,6 +9,7 @@ import sys
 import typer
 
 from lowtide.cli.devices import devices_command
+from lowtide.cli.edge import edge_command
 from lowtide.cli.explain import explain_command
 from lowtide.cli.needs import needs_command
 from lowtide.cli.optimize import optimize_command
@@ -24,6 +25,7 @@ app.command("report")(report_command)
 app.command("devices")(devices_command)
 app.command("order")(order_command)
 app.command("place")(place_command)
+app.command("edge")(edge_command)
 
 
 def run() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
-from lowtide.edge.plan import Block, EdgePlan
+from lowtide.edge.plan import EdgeBlock, EdgePlan
 from lowtide.errors import BatchError, CheckError
 
 _GUARD_BYTES = 64
@@ -232,7 +232,7 @@ class _Device:
         return block.space, begin, begin + self.graph.tensors[tensor].size_bytes
 
 
-def _start(block: Block, tensor: int) -> int:
+def _start(block: EdgeBlock, tensor: int) -> int:
     """The byte of a block at which a tensor of it begins."""
     return block.starts[block.tensors.index(tensor)] if block.starts else 0
 

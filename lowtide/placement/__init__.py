@@ -4,10 +4,6 @@ from lowtide.placement.auto import AUTO, Auto, place
 from lowtide.placement.base import Anytime, Placement, Placer, answers
 from lowtide.placement.exact import Exact
 from lowtide.placement.greedy import Greedy, Portfolio
-from lowtide.placement.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 from lowtide.placement.strip import arena_bound_bytes
 
-__all__ = [
-    "AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "Space", "SpacedPlacement", "SpacedProblem",
-    "answers", "arena_bound_bytes", "place", "place_in_spaces",
-]  # fmt: skip
+__all__ = ["AUTO", "Anytime", "Auto", "Exact", "Greedy", "Placement", "Placer", "Portfolio", "answers", "arena_bound_bytes", "place"]

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from lowtide.edge.interpret import interpret
 from lowtide.edge.models import Engine
 from lowtide.edge.onnx import network_of
-from lowtide.edge.plan import Block, EdgePlan, Memory, Move
+from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
 from lowtide.errors import BatchError, CheckError, StepError
 from tests.edge_networks import FLOAT, INT8, UINT8, by_onnxruntime, model, random_inputs, value
 from tests.edge_plans import ONE, plan_apart, plan_shared, with_block
@@ -135,7 +135,7 @@ def test_parts_lie_within_their_block():
     network = model(nodes, [X], [value("y", None)], opset=14)
     graph = network_of(network, views="slices")
     at = {tensor.name: position for position, tensor in enumerate(graph.tensors)}
-    block = Block(tuple(at[name] for name in "xabcry"), 0, 0, BYTES, 0, 3, (0, 0, 256, 512, 256, 0))
+    block = EdgeBlock(tuple(at[name] for name in "xabcry"), 0, 0, BYTES, 0, 3, (0, 0, 256, 512, 256, 0))
     plan = EdgePlan(graph, ONE, (0, 1, 2), (block,))
     inputs = random_inputs(network, 4)
     np.testing.assert_array_equal(interpret(plan, inputs)["y"], by_onnxruntime(network, inputs)["y"])
@@ -145,14 +145,14 @@ def test_parts_lie_within_their_block():
 
 def test_moves_copy_bytes_between_memories():
     """x comes in the large memory, is read in the small one; b rests in the large one meanwhile."""
-    spaces = (Memory("small", 2 * BYTES), Memory("large"))
+    spaces = (Space("small", 2 * BYTES), Space("large"))
     first, second, third = BYTES, 0, BYTES
     blocks = (
-        Block((AT["x"],), 1, 0, BYTES, 0, 1),
-        Block((AT["a"], AT["b"]), 0, first, BYTES, 0, 3),
-        Block((AT["a"], AT["b"]), 1, BYTES, BYTES, 2, 5),
-        Block((AT["c"], AT["d"], AT["e"]), 0, second, BYTES, 2, 5),
-        Block((AT["a"], AT["b"]), 0, third, BYTES, 3, 4),
+        EdgeBlock((AT["x"],), 1, 0, BYTES, 0, 1),
+        EdgeBlock((AT["a"], AT["b"]), 0, first, BYTES, 0, 3),
+        EdgeBlock((AT["a"], AT["b"]), 1, BYTES, BYTES, 2, 5),
+        EdgeBlock((AT["c"], AT["d"], AT["e"]), 0, second, BYTES, 2, 5),
+        EdgeBlock((AT["a"], AT["b"]), 0, third, BYTES, 3, 4),
     )
     plan = EdgePlan(GRAPH, spaces, tuple(range(5)), blocks, (Move(1, 2, 3), Move(2, 4, 3)))
     expected = by_onnxruntime(NETWORK, INPUTS)["e"]
@@ -221,11 +221,11 @@ def test_a_block_that_cannot_be_is_refused(change, sentence: str):
 
 def test_capacities_and_alignments_are_kept():
     plan = plan_shared(GRAPH)
-    interpret(dataclasses.replace(plan, spaces=(Memory("sram", 2 * BYTES, align_bytes=256),)), INPUTS)
+    interpret(dataclasses.replace(plan, spaces=(Space("sram", 2 * BYTES, align_bytes=256),)), INPUTS)
     with pytest.raises(CheckError, match="space sram: expected at most 1535 bytes, its blocks reach 1536"):
-        interpret(dataclasses.replace(plan, spaces=(Memory("sram", 2 * BYTES - 1),)), INPUTS)
+        interpret(dataclasses.replace(plan, spaces=(Space("sram", 2 * BYTES - 1),)), INPUTS)
     with pytest.raises(CheckError, match="expected a multiple of 1024 bytes from 0, got 768"):
-        interpret(dataclasses.replace(plan, spaces=(Memory("sram", align_bytes=1024),)), INPUTS)
+        interpret(dataclasses.replace(plan, spaces=(Space("sram", align_bytes=1024),)), INPUTS)
     with pytest.raises(CheckError, match="order: expected each of 5 nodes once"):
         interpret(dataclasses.replace(plan, order=(0, 1, 2, 3, 3)), INPUTS)
 
@@ -278,7 +278,7 @@ def test_constants_may_be_placed():
     at = {GRAPH.tensors[one].name: one for one in GRAPH.constants}
     plan = plan_apart(GRAPH)
     end = max(block.offset_bytes + block.size_bytes for block in plan.blocks)
-    placed = dataclasses.replace(plan, blocks=(*plan.blocks, Block((at["w1"],), 0, end, 324, 0, 5)))
+    placed = dataclasses.replace(plan, blocks=(*plan.blocks, EdgeBlock((at["w1"],), 0, end, 324, 0, 5)))
     np.testing.assert_array_equal(interpret(placed, INPUTS)["e"], by_onnxruntime(NETWORK, INPUTS)["e"])
     with pytest.raises(CheckError, match=r"first reads `x` in block 0: .* written as `w1`"):
         interpret(with_block(placed, len(plan.blocks), offset_bytes=plan.blocks[0].offset_bytes), INPUTS)

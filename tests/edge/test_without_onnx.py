@@ -14,7 +14,7 @@ WITHOUT = """
     import lowtide
     from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
     from lowtide.edge.interpret import interpret
-    from lowtide.edge.plan import Block, EdgePlan, Memory
+    from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 """
 
 
@@ -28,7 +28,7 @@ def test_what_needs_onnx_names_the_extra(call: str):
     printed = run(f"""
         tensors = (EdgeTensor("x", (2,), "float32", 8), EdgeTensor("y", (2,), "float32", 8))
         graph = EdgeGraph("net", tensors, (EdgeNode("relu", "Relu", "", (0,), (1,)),), (0,), (1,), opsets={{"": 17}})
-        plan = EdgePlan(graph, (Memory("sram"),), (0,), (Block((0,), 0, 0, 8, 0, 1), Block((1,), 0, 8, 8, 0, 1)))
+        plan = EdgePlan(graph, (Space("sram"),), (0,), (EdgeBlock((0,), 0, 0, 8, 0, 1), EdgeBlock((1,), 0, 8, 8, 0, 1)))
         try:
             {call}
         except ImportError as error:
@@ -41,7 +41,7 @@ def test_a_plan_runs_on_the_callers_own_functions():
     printed = run("""
         tensors = (EdgeTensor("x", (2,), "int8", 2), EdgeTensor("y", (2,), "int8", 2))
         graph = EdgeGraph("net", tensors, (EdgeNode("double", "Double", "my.own", (0,), (1,), in_place=((0, 0),)),), (0,), (1,))
-        plan = EdgePlan(graph, (Memory("sram", 2),), (0,), (Block((0, 1), 0, 0, 2, 0, 1),))
+        plan = EdgePlan(graph, (Space("sram", 2),), (0,), (EdgeBlock((0, 1), 0, 0, 2, 0, 1),))
         print(interpret(plan, {"x": np.array([3, -4], np.int8)}, functions={"Double": lambda _, x: x * np.int8(2)})["y"])
     """)
     assert printed == "[ 6 -8]\n"

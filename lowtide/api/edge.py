@@ -1,0 +1,81 @@
+"""The verb for networks on small devices: a graph or a file in, a plan out. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from lowtide.edge.graph import EdgeGraph
+from lowtide.edge.needs import misfit
+from lowtide.edge.plan import EdgePlan, Space
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
+from lowtide.errors import BudgetError, FormatError
+
+
+def plan_edge(
+    graph: EdgeGraph | str | os.PathLike[str],
+    memories: Sequence[Space],
+    *,
+    dma: bool = False,
+    macs_per_s: float | None = None,
+    constants_bytes_per_s: float | None = None,
+    least: str | None = None,
+    within_us: float | None = None,
+    sizes: Mapping[str, int] | None = None,
+    effort: EdgeEffort | None = None,
+) -> EdgePlan:
+    """A network's order, and where each tensor lies: what `lowtide edge` prints. The plan went through its check.
+
+    graph: the network, or the path of its ONNX file, which needs the extra `onnx`.
+    memories: one, whose bytes are made least, or several with rates: then the time is made least within their sizes.
+    dma: whether blocks are copied while operators run.
+    macs_per_s: how fast the device multiplies; left out, only memory takes time.
+    constants_bytes_per_s: how fast weights are read from flash; left out, that takes no time.
+    least: the name of a memory whose bytes are made least in place of the time.
+    within_us: the time for that, in microseconds; left out, any.
+    sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
+    effort: how far to search.
+
+    Raises FormatError for a network or numbers that make no sense. Raises BudgetError where nothing fits: which operator or space is
+    short, by how much, and sizes that would do.
+    """
+    request = EdgeRequest.of(
+        _network(graph, sizes),
+        memories,
+        macs_per_s=macs_per_s,
+        constants_bytes_per_s=constants_bytes_per_s,
+        dma=dma,
+        effort=effort,
+    )
+    answer = _answer(request, least, within_us)
+    if answer.plan is None:
+        raise misfit(request, answer)
+    return answer.plan
+
+
+def _network(graph: EdgeGraph | str | os.PathLike[str], sizes: Mapping[str, int] | None) -> EdgeGraph:
+    if isinstance(graph, EdgeGraph):
+        return graph
+    if not isinstance(graph, (str, os.PathLike)):
+        raise TypeError(f"graph: expected a lowtide.EdgeGraph, or the path of an ONNX file, got {graph!r:.80}")
+    from lowtide.edge.onnx import read_onnx  # with onnx, which most do without
+
+    return read_onnx(graph, sizes=sizes)
+
+
+def _answer(request: EdgeRequest, least: str | None, within_us: float | None) -> EdgeAnswer:
+    names = [memory.name for memory in request.problem.spaces]
+    if least is None and within_us is not None:
+        raise FormatError("within_us: expected together with `least`, the memory whose bytes are made least")
+    if least is None:
+        return solve(request)
+    if least not in names:
+        raise FormatError(f"least: expected one of the memories {', '.join(names)}, got {least!r}")
+    if within_us is not None and not 0 <= within_us < 1e18:
+        raise FormatError(f"within_us: expected a time of 0 or more, got {within_us!r}")
+    if len(names) == 1:
+        raise FormatError("least: expected with several memories: of a single one the bytes are made least anyway")
+    answer = least_bytes(request, names.index(least), None if within_us is None else int(within_us * 10**6))
+    if answer.plan is None and within_us is not None and least_bytes(request, names.index(least)).plan is not None:
+        raise BudgetError(f"no plan within {within_us} us was found, however large {least} is: allow more time", 0)
+    return answer

@@ -1,0 +1,184 @@
+"""`lowtide edge MODEL.onnx --memory sram=512KiB@2GB/s`: a network's order and addresses in the memories of a small device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from lowtide.api.edge import plan_edge
+from lowtide.base.files import write_whole
+from lowtide.base.messages import bytes_text, time_text
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_answer
+from lowtide.edge.output import to_header, to_json
+from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
+from lowtide.errors import BudgetError, FormatError, LowtideError
+
+_DOES_NOT_FIT = 3
+_SHOWN = 8  # blocks of the fullest step
+_NAME_LENGTH = 60  # characters
+_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_NUMBER = r"\d+(?:\.\d+)?"
+
+
+def parse_memory(text: str) -> Space:
+    """A memory as the command line names it: `sram=512KiB@2GB/s`, `sram=512KiB@2GB/s,1GB/s` with a rate to write, `sram=any@2GB/s`."""
+    match = re.fullmatch(r"([^=@]+)=([^@]+)(?:@([^,]+)(?:,(.+))?)?", text)
+    if match is None:
+        raise FormatError(f"--memory {text}: expected NAME=SIZE@RATE, as in sram=512KiB@2GB/s")
+    name, size, read, write = match.groups()
+    capacity = None if size == "any" else parse_size(f"--memory {text}", size)
+    reads = None if read is None else parse_rate(f"--memory {text}", read)
+    return Space(name, capacity, reads, reads if write is None else parse_rate(f"--memory {text}", write))
+
+
+def parse_size(where: str, text: str) -> int:
+    """Bytes: `512KiB`, `8MiB`, `1000B`, `64kB`, or a number alone."""
+    match = re.fullmatch(rf"({_NUMBER})\s*(?:([kKMG]?)(i?)B?)", text)
+    if match is None:
+        raise FormatError(f"{where}: expected a size such as 512KiB, got {text!r}")
+    number, unit, binary = match.groups()
+    return int(float(number) * (_BINARY if binary else _DECIMAL)[unit.lower()])
+
+
+def parse_rate(where: str, text: str) -> float:
+    """Bytes a second: `2GB/s`, `100MB/s`, `0.1GB/s`, `1GiB/s`."""
+    match = re.fullmatch(rf"({_NUMBER})\s*([kKMG]?)(i?)B/s", text)
+    if match is None:
+        raise FormatError(f"{where}: expected a rate such as 2GB/s, got {text!r}")
+    number, unit, binary = match.groups()
+    return float(number) * (_BINARY if binary else _DECIMAL)[unit.lower()]
+
+
+def parse_count(where: str, text: str) -> float:
+    """Multiplications a second: `1G`, `400M`, or a number alone."""
+    match = re.fullmatch(rf"({_NUMBER})([kKMG]?)", text)
+    if match is None:
+        raise FormatError(f"{where}: expected a number such as 1G, got {text!r}")
+    return float(match[1]) * _DECIMAL[match[2].lower()]
+
+
+def edge_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="the network", show_default=False)],
+    memory: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=SIZE@RATE", help="a memory: sram=512KiB@2GB/s; SIZE may be any; a second rate to write: @2GB/s,1GB/s"),
+    ],
+    dma: Annotated[bool, typer.Option("--dma", help="blocks are copied while operators run")] = False,
+    align: Annotated[int, typer.Option(metavar="BYTES", help="addresses are multiples of it")] = 1,
+    macs_per_s: Annotated[str | None, typer.Option(metavar="N", help="multiplications a second: 1G; else they take no time")] = None,
+    flash: Annotated[str | None, typer.Option(metavar="RATE", help="how fast weights are read: 40MB/s; else that takes no time")] = None,
+    least: Annotated[str | None, typer.Option(metavar="NAME", help="make the bytes of this memory least, in place of the time")] = None,
+    within: Annotated[float | None, typer.Option(metavar="US", help="the time for --least, in microseconds")] = None,
+    size: Annotated[list[str] | None, typer.Option(metavar="AXIS=N", help="the extent of a symbolic axis, such as batch=1")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the plan; - for standard output alone")] = None,
+    header: Annotated[str | None, typer.Option(metavar="OUT.h", help="write the offsets as a C header")] = None,
+) -> None:
+    """Order a network and place it in the memories of a small device. What does not fit has exit code 3, and is told what would."""
+    try:
+        check_targets({"--json": json_out, "--header": header}, model)
+        if header == STANDARD_OUTPUT:
+            raise FormatError("--header: expected a file")
+        memories = [_aligned(parse_memory(text), align) for text in memory]
+        plan = plan_edge(
+            model,
+            memories,
+            dma=dma,
+            macs_per_s=None if macs_per_s is None else parse_count("--macs-per-s", macs_per_s),
+            constants_bytes_per_s=None if flash is None else parse_rate("--flash", flash),
+            least=least,
+            within_us=within,
+            sizes=dict(_axis(text) for text in size or ()),
+        )
+        if json_out == STANDARD_OUTPUT:
+            write_answer(to_json(plan))
+        else:
+            show(Console(), plan)
+        if json_out not in (None, STANDARD_OUTPUT):
+            write_whole(str(json_out), to_json(plan))
+        if header is not None:
+            write_whole(header, to_header(plan))
+    except BudgetError as error:
+        typer.echo(f"lowtide: {printable(str(error))}", err=True)
+        raise typer.Exit(_DOES_NOT_FIT) from error
+    except (LowtideError, OSError, ImportError) as error:
+        refuse(error)
+
+
+def _aligned(memory: Space, align_bytes: int) -> Space:
+    return Space(memory.name, memory.capacity_bytes, memory.read_bytes_per_s, memory.write_bytes_per_s, align_bytes)
+
+
+def _axis(text: str) -> tuple[str, int]:
+    name, _, extent = text.rpartition("=")
+    if not name or not extent.isdecimal() or len(extent) > 18:
+        raise FormatError(f"--size {text}: expected AXIS=N, as in batch=1")
+    return name, int(extent)
+
+
+def show(console: Console, plan: EdgePlan) -> None:
+    """The plan for people: what is promised, each space, and the fullest step of the space that is fullest."""
+    console.print(_facts(plan))
+    console.print(_spaces(plan))
+    console.print(_fullest(plan))
+
+
+def _facts(plan: EdgePlan) -> Table:
+    table = Table(show_header=False)
+    unit = time_text(plan.bound / 1e6) if plan.least is None else exact_bytes(plan.bound)
+    rows = {
+        "network": printable(plan.graph.name),
+        "operators": f"{len(plan.order):,}",
+        "time": "unknown: a rate is missing" if plan.time_us is None else time_text(plan.time_us),
+        "made least": "the time" if plan.least is None else f"the bytes of {plan.spaces[plan.least].name}",
+        "lower bound": unit,
+        "gap": f"{plan.gap:.2%}" if plan.gap else "0 %",
+        "status": f"{plan.status.name.lower()}: {plan.status.value}",
+        "moves": f"{len(plan.moves):,}, {bytes_text(sum(plan.blocks[move.block].size_bytes for move in plan.moves))}",
+    }
+    for label, value in rows.items():
+        table.add_row(label, Text(value))
+    return table
+
+
+def _spaces(plan: EdgePlan) -> Table:
+    table = Table("memory", *(Column(label, justify="right") for label in ("size", "needed", "blocks", "free")))
+    for index, (memory, arena_bytes) in enumerate(zip(plan.spaces, plan.arena_bytes, strict=True)):
+        size = "any" if memory.capacity_bytes is None else bytes_text(memory.capacity_bytes)
+        free = "" if memory.capacity_bytes is None else bytes_text(memory.capacity_bytes - arena_bytes)
+        blocks = sum(block.space == index for block in plan.blocks)
+        table.add_row(memory.name, size, exact_bytes(arena_bytes), f"{blocks:,}", free)
+    return table
+
+
+def _fullest(plan: EdgePlan) -> Table:
+    """What lies in the memories at the step at which most bytes are alive."""
+    alive = [_alive(plan, step) for step in range(len(plan.order))]
+    step = max(range(len(alive)), key=lambda each: sum(block.size_bytes for block in alive[each]))
+    node = plan.graph.nodes[plan.order[step]]
+    title = Text(f"most bytes alive at step {step} of {len(alive)}: {_short(f'{node.kind} {node.name}')}")
+    table = Table(
+        "tensor", "memory", *(Column(label, justify="right") for label in ("bytes", "offset", "from step", "to step")), title=title
+    )
+    table.title_justify, table.title_style = "left", ""
+    for block in alive[step][:_SHOWN]:
+        name = _short(plan.graph.tensors[block.tensors[0]].name) if block.tensors else "workspace"
+        figures = (f"{block.size_bytes:,}", f"{block.offset_bytes:,}", str(block.start), str(block.end - 1))
+        table.add_row(Text(name), plan.spaces[block.space].name, *figures)
+    if len(alive[step]) > _SHOWN:
+        table.add_row(f"{len(alive[step]) - _SHOWN} more", "", f"{sum(block.size_bytes for block in alive[step][_SHOWN:]):,}", "", "", "")
+    return table
+
+
+def _alive(plan: EdgePlan, step: int) -> list[EdgeBlock]:
+    return sorted((block for block in plan.blocks if block.start <= step < block.end), key=lambda block: -block.size_bytes)
+
+
+def _short(text: str) -> str:
+    return shortened(printable(text), _NAME_LENGTH)

@@ -1,0 +1,188 @@
+"""A plan as JSON and as a C header of offsets. JSON is read as data, for the graph that it was made for, and goes through the check."""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import sha256
+from typing import Any
+
+from lowtide.base.fields import boolean, check_fields, integer, integers, refuse, string, without_repeats
+from lowtide.edge.check import check
+from lowtide.edge.graph import EdgeGraph
+from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
+from lowtide.errors import CheckError, FormatError
+from lowtide.problems.status import Status
+
+_FORMAT = "lowtide edge plan 1"
+_FIELDS = {
+    "format", "network", "digest", "spaces", "order", "blocks", "moves", "macs_per_s", "constants_bytes_per_s", "dma", "time_ps", "least",
+    "bound", "status", "gap",
+}  # fmt: skip
+_SPACE_FIELDS = {"name", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s", "align_bytes", "arena_bytes"}
+_BLOCK_FIELDS = {"tensors", "names", "space", "offset", "size", "start", "end", "starts"}
+
+
+def digest(graph: EdgeGraph) -> str:
+    """What a plan depends on of a network: its operators, tensors and what may be written over what. Not its numbers."""
+    tensors = [(each.name, each.size_bytes, each.constant) for each in graph.tensors]
+    nodes = [
+        (each.name, each.kind, each.inputs, each.outputs, each.macs, each.workspace_bytes, each.views, each.in_place)
+        for each in graph.nodes
+    ]  # fmt: skip
+    return sha256(json.dumps([tensors, nodes, graph.inputs, graph.outputs]).encode()).hexdigest()
+
+
+def to_figures(plan: EdgePlan) -> dict[str, Any]:
+    """What a plan's JSON holds: steps and nodes by number, sizes in bytes, times in picoseconds."""
+    return {
+        "format": _FORMAT,
+        "network": plan.graph.name,
+        "digest": digest(plan.graph),
+        "status": plan.status.name.lower(),
+        "least": plan.least,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "time_ps": plan.time_ps,
+        "macs_per_s": plan.macs_per_s,
+        "constants_bytes_per_s": plan.constants_bytes_per_s,
+        "dma": plan.dma,
+        "spaces": [
+            {
+                "name": memory.name, "capacity_bytes": memory.capacity_bytes, "read_bytes_per_s": memory.read_bytes_per_s,
+                "write_bytes_per_s": memory.write_bytes_per_s, "align_bytes": memory.align_bytes, "arena_bytes": arena_bytes,
+            }
+            for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True)
+        ],
+        "order": list(plan.order),
+        "blocks": [
+            {
+                "tensors": list(block.tensors), "names": [plan.graph.tensors[tensor].name for tensor in block.tensors],
+                "space": block.space, "offset": block.offset_bytes, "size": block.size_bytes,
+                "start": block.start, "end": block.end, "starts": list(block.starts),
+            }
+            for block in plan.blocks
+        ],
+        "moves": [[move.block, move.to, move.before] for move in plan.moves],
+    }  # fmt: skip
+
+
+def to_json(plan: EdgePlan) -> str:
+    """A plan as text, of which `from_json` makes the same plan."""
+    return json.dumps(to_figures(plan), indent=1) + "\n"
+
+
+def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
+    """The plan of `graph` that a text holds. Raises FormatError for another text or network, CheckError for a wrong plan."""
+    try:
+        item = json.loads(text, object_pairs_hook=without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"edge plan: expected JSON: {error}") from error
+    check_fields("edge plan", item, _FIELDS)
+    if item.get("format") != _FORMAT:
+        refuse("edge plan", "format", repr(_FORMAT), item.get("format"))
+    if item.get("digest") != digest(graph):
+        raise FormatError(f"edge plan: expected a plan of {graph.name} as it is now, got one of another network: plan it anew")
+    statuses = {status.name.lower(): status for status in Status}
+    if item.get("status") not in statuses:
+        refuse("edge plan", "status", f"one of {', '.join(statuses)}", item.get("status"))
+    plan = EdgePlan(
+        graph,
+        tuple(_memory(each) for each in _list(item, "spaces")),
+        integers("edge plan", item, "order"),
+        tuple(_block(index, each) for index, each in enumerate(_list(item, "blocks"))),
+        tuple(_move(each) for each in _list(item, "moves")),
+        macs_per_s=_number(item, "macs_per_s"),
+        constants_bytes_per_s=_number(item, "constants_bytes_per_s"),
+        dma=boolean("edge plan", item, "dma"),
+        time_ps=None if item.get("time_ps") is None else integer("edge plan", item, "time_ps"),
+        least=None if item.get("least") is None else integer("edge plan", item, "least"),
+        bound=integer("edge plan", item, "bound"),
+        status=statuses[item["status"]],
+    )
+    if plan.status is Status.UNKNOWN:
+        raise CheckError("edge plan: expected a plan that is feasible or optimal, got unknown")
+    check(plan)
+    return plan
+
+
+def _list(item: dict[str, Any], field: str) -> list[Any]:
+    value = item.get(field)
+    return value if isinstance(value, list) else refuse("edge plan", field, "a list", value)
+
+
+def _number(item: dict[str, Any], field: str) -> float | None:
+    value = item.get(field)
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    refuse("edge plan", field, "a number or null", value)
+
+
+def _memory(item: Any) -> Space:
+    check_fields("a space", item, _SPACE_FIELDS)
+    where = f"space {string('a space', item, 'name')}"
+    capacity = None if item.get("capacity_bytes") is None else integer(where, item, "capacity_bytes")
+    reads, writes = (_number(item, field) for field in ("read_bytes_per_s", "write_bytes_per_s"))
+    return Space(item["name"], capacity, reads, writes, integer(where, item, "align_bytes", 1))
+
+
+def _block(index: int, item: Any) -> EdgeBlock:
+    where = f"block {index}"
+    check_fields(where, item, _BLOCK_FIELDS)
+    space, offset, size, start, end = (integer(where, item, field) for field in ("space", "offset", "size", "start", "end"))
+    return EdgeBlock(integers(where, item, "tensors"), space, offset, size, start, end, integers(where, item, "starts"))
+
+
+def _move(item: Any) -> Move:
+    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(each, int) and not isinstance(each, bool) for each in item):
+        raise FormatError(f"a move: expected [block, to, before], got {item!r:.80}")
+    return Move(*item)
+
+
+def to_header(plan: EdgePlan) -> str:
+    """A plan as a C header: the bytes of each arena, the order, and where each tensor lies when it is made.
+
+    Moves and the later places of what is moved are a table of bytes to copy. Names are those of the network, in C's letters.
+    """
+    guard = f"LOWTIDE_{_c_name(plan.graph.name)}_PLAN_H"
+    lines = [f"#ifndef {guard}", f"#define {guard}", "", f"/* {_comment(plan.graph.name)}: {plan.status.name.lower()}. */", ""]
+    names: set[str] = set()
+    for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True):
+        lines.append(f"#define {_unique(memory.name, 'ARENA_BYTES', names)} {arena_bytes}u  /* aligned to {memory.align_bytes} */")
+    lines += ["", f"#define PLAN_STEPS {len(plan.order)}u", f"#define PLAN_ORDER {{{', '.join(map(str, plan.order))}}}  /* nodes */", ""]
+    for block in plan.blocks:
+        for tensor in block.tensors or (-1,):
+            stem = "workspace" if tensor < 0 else f"tensor_{plan.graph.tensors[tensor].name}"
+            name = _unique(stem, "OFFSET", names)
+            offset = block.offset_bytes + (0 if tensor < 0 else block.start_of(tensor))
+            size = block.size_bytes if tensor < 0 else plan.graph.tensors[tensor].size_bytes
+            note = f"/* {plan.spaces[block.space].name}, {size} bytes, steps {block.start} to {block.end - 1} */"
+            lines.append(f"#define {name} {offset}u  {note}")
+    if plan.moves:
+        lines += ["", "/* before step, from space, from offset, to space, to offset, bytes */"]
+        rows = ", ".join("{" + ", ".join(map(str, _copied(plan, move))) + "}" for move in plan.moves)
+        lines += [f"#define PLAN_MOVES {{{rows}}}", f"#define PLAN_MOVE_COUNT {len(plan.moves)}u"]
+    return "\n".join([*lines, "", "#endif", ""])
+
+
+def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
+    source, target = plan.blocks[move.block], plan.blocks[move.to]
+    return move.before, source.space, source.offset_bytes, target.space, target.offset_bytes, source.size_bytes
+
+
+def _unique(stem: str, what: str, names: set[str]) -> str:
+    """A macro that no other has: of two alike the second has a number."""
+    name, count = f"{_c_name(stem).upper()}_{what}", 1
+    while name in names:
+        count += 1
+        name = f"{_c_name(stem).upper()}_{count}_{what}"
+    names.add(name)
+    return name
+
+
+def _c_name(text: str) -> str:
+    return re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
+
+
+def _comment(text: str) -> str:
+    return re.sub(r"[^ -~]|\*/|/\*|\\", "_", text)

@@ -1,0 +1,244 @@
+"""A network as a bare problem: storages in place of tensors, tasks in place of operators, times in place of rates.
+
+Views are of their input's storage. A result that may be written over an input of as many bytes may take that storage's place, where the
+input dies: which one does is decided with the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from lowtide.edge.graph import EdgeGraph, EdgeNode
+from lowtide.edge.plan import PS_PER_S, Space, check_rate, rounded_up
+from lowtide.errors import FormatError
+from lowtide.problems.order import OrderProblem, Task
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTask:
+    """One operator: storages by index."""
+
+    name: str
+    makes: tuple[int, ...]
+    reads: tuple[int, ...]  # distinct, none that it makes; those that it only views too
+    takes: tuple[int, ...]  # of these, the storages that makes[0] may be written over
+    before: tuple[int, ...]  # tasks that run before it
+    read_traffic: tuple[tuple[int, int], ...]  # (storage, bytes) of each tensor
+    write_traffic: tuple[tuple[int, int], ...]
+    macs_ps: int
+    constants_ps: int
+    workspace_bytes: int
+    only_views: bool
+
+
+@dataclass(frozen=True)
+class EdgeProblem:
+    """n tasks over m storages, to be put into an order, and the storages into spaces. Raises FormatError as `of` says."""
+
+    tasks: tuple[EdgeTask, ...]
+    size_bytes: tuple[int, ...]  # [m]
+    tensors: tuple[tuple[int, ...], ...]  # [m] of the graph
+    given: frozenset[int]  # storages that the caller gives
+    kept: frozenset[int]  # storages that live to the end
+    spaces: tuple[Space, ...]
+    dma: bool
+
+    @classmethod
+    def of(
+        cls,
+        graph: EdgeGraph,
+        spaces: Sequence[Space],
+        *,
+        macs_per_s: float | None = None,
+        constants_bytes_per_s: float | None = None,
+        dma: bool = False,
+    ) -> EdgeProblem:
+        """The problem of a graph in these spaces.
+
+        Raises FormatError, which says what was expected: no spaces, two of one name, several of which one has no rates, no operators,
+        a tensor that nobody makes or two make, a negative size, operators in a cycle.
+        """
+        _check_spaces(spaces)
+        check_rate("macs_per_s", macs_per_s)
+        check_rate("constants_bytes_per_s", constants_bytes_per_s)
+        _check_graph(graph)
+        return _Storages(graph).problem(tuple(spaces), macs_per_s, constants_bytes_per_s, dma)
+
+    def sizes_in(self, space: int) -> list[int]:
+        """[m] the bytes that each storage takes up there, in whole multiples of the alignment."""
+        return [rounded_up(size, self.spaces[space].align_bytes) for size in self.size_bytes]
+
+    def order_problem(self, space: int) -> OrderProblem:
+        """The order of least bytes, where all lies in one space."""
+        tasks = [
+            Task(
+                task.name,
+                makes=task.makes,
+                reads=task.reads,
+                after=task.before,
+                workspace_bytes=rounded_up(task.workspace_bytes, self.spaces[space].align_bytes),
+                takes=tuple((storage, slot) for slot, storage in enumerate(task.takes)),
+            )
+            for task in self.tasks
+        ]
+        return OrderProblem.of(self.sizes_in(space), tasks, kept=sorted(self.kept))
+
+    def move_ps(self, storage: int, source: int, target: int) -> int:
+        """How long it takes to copy a storage from one space to another."""
+        return ps(self.size_bytes[storage], min(_rate(self.spaces[source].read_bytes_per_s), _rate(self.spaces[target].write_bytes_per_s)))
+
+
+def ps(amount: int, rate: float) -> int:
+    """Picoseconds for so much at a rate per second, rounded up."""
+    time = Fraction(amount * PS_PER_S) / Fraction(rate)
+    return -(-time.numerator // time.denominator)
+
+
+def _rate(rate: float | None) -> float:
+    return 1e18 if rate is None else rate  # unknown, in a single space: nobody asks for the time then
+
+
+def traffic_ps(problem: EdgeProblem, space: int, nbytes: int, *, writes: bool) -> int:
+    """How long a tensor of so many bytes is read or written in a space."""
+    memory = problem.spaces[space]
+    return ps(nbytes, _rate(memory.write_bytes_per_s if writes else memory.read_bytes_per_s))
+
+
+def task_ps(problem: EdgeProblem, task: EdgeTask, space_of: dict[int, int]) -> int:
+    """How long a task takes where its storages lie in these spaces."""
+    reads = sum(traffic_ps(problem, space_of[storage], nbytes, writes=False) for storage, nbytes in task.read_traffic)
+    writes = sum(traffic_ps(problem, space_of[storage], nbytes, writes=True) for storage, nbytes in task.write_traffic)
+    return max(task.macs_ps, task.constants_ps + reads + writes)
+
+
+def _check_spaces(spaces: Sequence[Space]) -> None:
+    if not spaces:
+        raise FormatError("expected at least one memory, got none: name one, such as sram=512KiB@2GB/s")
+    for index, memory in enumerate(spaces):
+        if not isinstance(memory, Space):
+            raise FormatError(f"memories: expected values like Space('sram', 524288, 2e9, 2e9), got {memory!r}")
+        if memory.name in [other.name for other in spaces[:index]]:
+            raise FormatError(f"memories: expected names of their own, got {memory.name} twice")
+    slow = next((memory for memory in spaces if memory.read_bytes_per_s is None or memory.write_bytes_per_s is None), None)
+    if len(spaces) > 1 and slow is not None:
+        raise FormatError(f"memory {slow.name}: expected its rates, as in {slow.name}=512KiB@2GB/s: among several memories time decides")
+    for memory in spaces:
+        if memory.room_bytes == 0:
+            raise FormatError(
+                f"memory {memory.name}: expected at least its alignment of {memory.align_bytes} bytes, got {memory.capacity_bytes}"
+            )
+
+
+def _check_graph(graph: EdgeGraph) -> None:
+    if not graph.nodes:
+        raise FormatError(f"{graph.name}: expected at least one operator, got none")
+    count = len(graph.tensors)
+    for tensor in graph.tensors:
+        if not 0 <= tensor.size_bytes < 2**62:
+            raise FormatError(f"tensor {tensor.name}: expected 0 bytes or more, got {tensor.size_bytes}")
+    there = {index for index, tensor in enumerate(graph.tensors) if tensor.constant} | set(graph.inputs)
+    makers: dict[int, EdgeNode] = {}
+    for node in graph.nodes:
+        for tensor_id in (*node.inputs, *node.outputs):
+            if not -1 <= tensor_id < count:
+                raise FormatError(f"operator {node.name}: expected tensors from 0 to {count - 1}, got {tensor_id}")
+        if node.macs < 0 or node.workspace_bytes < 0:
+            raise FormatError(
+                f"operator {node.name}: expected macs and a workspace of 0 or more, got {node.macs} and {node.workspace_bytes}"
+            )
+        for output, source in (*node.views, *node.in_place):
+            if not (0 <= output < len(node.outputs) and 0 <= source < len(node.inputs)) or node.inputs[source] < 0:
+                raise FormatError(f"operator {node.name}: expected views and in_place as (output, input), got {(output, source)}")
+        for output, source in node.views:
+            view, viewed = graph.tensors[node.outputs[output]], graph.tensors[node.inputs[source]]
+            if view.size_bytes != viewed.size_bytes:
+                raise FormatError(
+                    f"operator {node.name}: expected views of as many bytes, got {view.name} in {viewed.name}: read it without"
+                )
+        for output_id in node.outputs:
+            if output_id >= 0 and (output_id in makers or output_id in there):
+                raise FormatError(f"operator {node.name}: expected to make tensors of its own, got {graph.tensors[output_id].name} again")
+            makers[output_id] = node
+    for node in graph.nodes:
+        for read in node.inputs:
+            if read >= 0 and read not in makers and read not in there:
+                raise FormatError(f"operator {node.name}: reads {graph.tensors[read].name}, which nobody makes or gives")
+    for output in graph.outputs:
+        if not 0 <= output < count or (output not in makers and output not in there):
+            raise FormatError(f"{graph.name}: expected outputs that an operator makes, got tensor {output}")
+
+
+class _Storages:
+    """The storages of a graph: who shares whose bytes by views."""
+
+    def __init__(self, graph: EdgeGraph) -> None:
+        self.graph = graph
+        self.maker = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.outputs if tensor >= 0}
+        source = {node.outputs[output]: node.inputs[at] for node in graph.nodes for output, at in node.views if node.outputs[output] >= 0}
+        members: dict[int, list[int]] = {}
+        read = {tensor for node in graph.nodes for tensor in node.inputs} | set(graph.outputs)
+        for tensor in range(len(graph.tensors)):
+            root = tensor
+            for _ in source:  # a chain of views is no longer than there are views: a cycle is refused with the order
+                root = source.get(root, root)
+            if not graph.tensors[root].constant and (root in self.maker or (root in graph.inputs and (tensor in read or root in read))):
+                members.setdefault(root, []).append(tensor)
+        self.members = [tuple(each) for each in members.values()]
+        self.storage_of = {tensor: storage for storage, each in enumerate(self.members) for tensor in each}
+        self.roots = list(members)
+        self.sizes = [max(graph.tensors[tensor].size_bytes for tensor in each) for each in self.members]
+
+    def problem(self, spaces: tuple[Space, ...], macs_per_s: float | None, constants_bytes_per_s: float | None, dma: bool) -> EdgeProblem:
+        problem = EdgeProblem(
+            tasks=tuple(self._task(node, macs_per_s, constants_bytes_per_s) for node in self.graph.nodes),
+            size_bytes=tuple(self.sizes),
+            tensors=tuple(self.members),
+            given=frozenset(storage for storage, root in enumerate(self.roots) if root not in self.maker),
+            kept=frozenset(self.storage_of[tensor] for tensor in self.graph.outputs if tensor in self.storage_of),
+            spaces=spaces,
+            dma=dma,
+        )
+        problem.order_problem(0)  # finds cycles
+        return problem
+
+    def _task(self, node: EdgeNode, macs_per_s: float | None, constants_bytes_per_s: float | None) -> EdgeTask:
+        graph, viewed = self.graph, {node.inputs[source] for _, source in node.views}
+        views = {node.outputs[output] for output, _ in node.views}
+        outputs = [tensor for tensor in node.outputs if tensor >= 0 and tensor not in views]
+        inputs = [tensor for tensor in dict.fromkeys(node.inputs) if tensor >= 0]
+        first, takes = self._takes(node, outputs)
+        makes = [self.storage_of[tensor] for tensor in sorted(outputs, key=lambda tensor: tensor != first)]
+        traffic = [tensor for tensor in inputs if tensor not in viewed]
+        constants = [graph.tensors[tensor].size_bytes for tensor in traffic if tensor not in self.storage_of]
+        return EdgeTask(
+            name=node.name,
+            makes=tuple(makes),
+            reads=tuple(dict.fromkeys(self.storage_of[tensor] for tensor in inputs if tensor in self.storage_of)),
+            takes=takes,
+            before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker})),
+            read_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in traffic if each in self.storage_of),
+            write_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in outputs),
+            macs_ps=0 if macs_per_s is None else ps(node.macs, macs_per_s),
+            constants_ps=0 if constants_bytes_per_s is None else sum(ps(nbytes, constants_bytes_per_s) for nbytes in constants),
+            workspace_bytes=node.workspace_bytes,
+            only_views=not outputs,
+        )
+
+    def _takes(self, node: EdgeNode, outputs: list[int]) -> tuple[int, tuple[int, ...]]:
+        """The output that may take a storage's place, and the storages; the first output that may."""
+        for tensor in outputs:
+            sources = [node.inputs[source] for output, source in node.in_place if node.outputs[output] == tensor]
+            takes = dict.fromkeys(self.storage_of[source] for source in sources if self._may_take(node, tensor, source))
+            if takes:
+                return tensor, tuple(takes)
+        return -1, ()
+
+    def _may_take(self, node: EdgeNode, tensor: int, source: int) -> bool:
+        if source not in self.storage_of or self.graph.tensors[tensor].size_bytes > self.graph.tensors[source].size_bytes:
+            return False
+        storage = self.storage_of[source]
+        if self.sizes[self.storage_of[tensor]] != self.sizes[storage] or set(self.members[storage]) & set(self.graph.outputs):
+            return False
+        return all(each == source or self.storage_of.get(each) != storage for each in node.inputs)

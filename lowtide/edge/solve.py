@@ -1,0 +1,205 @@
+"""Plans of a network in one space (least bytes) or several (least time within their sizes, or least bytes of one within a time).
+
+One space: the order by `schedule`, the addresses by `placement`, each with its bound. Several: the programme of `search` by bytes alive,
+in rounds of more and more width, first without moves, then with them. What it chooses gets addresses; where these do not fit,
+it is asked again with that much less room. Its bound holds all the same, as bytes alive never exceed what addresses need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lowtide.cost.memory import simulate
+from lowtide.edge.check import check
+from lowtide.edge.graph import EdgeGraph
+from lowtide.edge.plan import EdgePlan, Space
+from lowtide.edge.problem import EdgeProblem
+from lowtide.edge.residences import Choice, Laid, lay, time_ps
+from lowtide.edge.search import NEVER, Programme
+from lowtide.problems.status import Status
+from lowtide.schedule import Auto, Schedule, schedule
+
+_WIDTHS = (16, 256, 4096, 65536)
+_ROUNDS = 8  # of asking again with less room, where addresses did not fit
+
+
+@dataclass(frozen=True)
+class EdgeEffort:
+    """How far to search, the same on every machine."""
+
+    max_steps: int = 300_000  # of the programme, with and without moves: ways to run an operator after a beginning
+    max_orders: int = 40_000  # states of the search for an order in one space
+    moves: bool = True  # whether blocks may move between spaces
+
+
+@dataclass(frozen=True)
+class EdgeAnswer:
+    """What is known of a problem: a plan where one was found, and the bound either way."""
+
+    plan: EdgePlan | None
+    bound: int  # no plan takes less: NEVER where none fits
+    status: Status
+
+
+@dataclass(frozen=True)
+class EdgeRequest:
+    """A graph and what it may use."""
+
+    graph: EdgeGraph
+    problem: EdgeProblem
+    macs_per_s: float | None
+    constants_bytes_per_s: float | None
+    effort: EdgeEffort
+
+    @classmethod
+    def of(
+        cls,
+        graph: EdgeGraph,
+        spaces: Sequence[Space],
+        *,
+        macs_per_s: float | None = None,
+        constants_bytes_per_s: float | None = None,
+        dma: bool = False,
+        effort: EdgeEffort | None = None,
+    ) -> EdgeRequest:
+        """Spaces are sorted from the fastest to the slowest. Raises FormatError as `EdgeProblem.of` does."""
+        fastest = sorted(spaces, key=lambda memory: -_speed(memory)) if all(isinstance(each, Space) for each in spaces) else spaces
+        problem = EdgeProblem.of(graph, fastest, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma)
+        return cls(graph, problem, macs_per_s, constants_bytes_per_s, effort or EdgeEffort())
+
+    @property
+    def room_bytes(self) -> tuple[int, ...]:
+        return tuple(memory.room_bytes for memory in self.problem.spaces)
+
+    def plan(self, choice: Choice, laid: Laid, bound: int, least: int | None, room_bytes: Sequence[int]) -> EdgePlan:
+        """A plan that went through the check; the room that was asked for is its spaces' capacity."""
+        spaces = tuple(
+            memory if room == memory.room_bytes else replace(memory, capacity_bytes=room if 0 < room < 2**61 else None)
+            for memory, room in zip(self.problem.spaces, room_bytes, strict=True)
+        )
+        known = all(memory.read_bytes_per_s is not None and memory.write_bytes_per_s is not None for memory in spaces)
+        plan = EdgePlan(
+            self.graph, spaces, choice.order, laid.blocks, laid.moves,
+            macs_per_s=self.macs_per_s, constants_bytes_per_s=self.constants_bytes_per_s, dma=self.problem.dma,
+            time_ps=time_ps(self.problem, choice) if known else None, least=least,
+        )  # fmt: skip
+        bound = min(bound, plan.value)
+        plan = replace(plan, bound=bound, status=Status.OPTIMAL if bound == plan.value else Status.FEASIBLE)
+        check(plan)
+        return plan
+
+
+def _speed(memory: Space) -> float:
+    """How fast a space is: bytes read and written in a second, one after the other."""
+    if memory.read_bytes_per_s is None or memory.write_bytes_per_s is None:
+        return 0.0
+    return 1 / (1 / memory.read_bytes_per_s + 1 / memory.write_bytes_per_s)
+
+
+def solve(request: EdgeRequest) -> EdgeAnswer:
+    """In one space the plan of least bytes, in several that of least time within their sizes."""
+    if len(request.problem.spaces) == 1:
+        return _in_one_space(request)
+    return fastest(request, request.room_bytes)
+
+
+def _in_one_space(request: EdgeRequest) -> EdgeAnswer:
+    problem, room = request.problem, request.room_bytes
+    answer = _ordered(request, 0)
+    choice = _choice(problem, answer, 0)
+    laid = lay(problem, choice, room)
+    if laid.excess_bytes[0]:
+        proven = answer.lower_bound_bytes > room[0]
+        return EdgeAnswer(None, answer.lower_bound_bytes, Status.INFEASIBLE if proven else Status.UNKNOWN)
+    plan = request.plan(choice, laid, answer.lower_bound_bytes, 0, room)
+    return EdgeAnswer(plan, plan.bound, plan.status)
+
+
+def _ordered(request: EdgeRequest, space: int) -> Schedule:
+    return schedule(request.problem.order_problem(space), Auto(max_states=request.effort.max_orders))
+
+
+def _choice(problem: EdgeProblem, answer: Schedule, space: int) -> Choice:
+    """All in one space, in the order of least bytes."""
+    reuses = simulate(problem.order_problem(space), answer.order).reuses.tolist()
+    taken = {index: task.takes[slot] for index, (task, slot) in enumerate(zip(problem.tasks, reuses, strict=True)) if slot >= 0}
+    return Choice(answer.order, dict.fromkeys(range(len(problem.size_bytes)), space), taken)
+
+
+def fastest(request: EdgeRequest, room_bytes: Sequence[int], *, limit_ps: int = NEVER, enough_ps: int = 0) -> EdgeAnswer:
+    """The plan of least time in spaces of so much room; one that takes `limit_ps` or more is none, one of `enough_ps` is good enough."""
+    room, bound, laid = list(room_bytes), -1, None
+    for _ in range(_ROUNDS):
+        choice, proven = _chosen(request, room, limit_ps, enough_ps)
+        bound = proven if bound < 0 else bound  # of all the room
+        if choice is None:
+            break
+        laid = lay(request.problem, choice, room_bytes)
+        if not any(laid.excess_bytes):
+            plan = request.plan(choice, laid, bound, None, room_bytes)
+            return EdgeAnswer(plan, plan.bound, plan.status)
+        room = [most - excess if excess else most for most, excess in zip(room, laid.excess_bytes, strict=True)]
+        if min(room) < 0:
+            break
+    return EdgeAnswer(None, bound, Status.INFEASIBLE if bound >= limit_ps else Status.UNKNOWN)
+
+
+def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps: int) -> tuple[Choice | None, int]:
+    """The best choice by bytes alive, and what no choice beats: `limit_ps` where there is none."""
+    effort, best, known_ps, bound = request.effort, None, limit_ps, 0
+    order = _ordered(request, len(room) - 1).order
+    for moves in (False, True) if effort.moves else (False,):
+        programme = Programme(request.problem, room, moves=moves)
+        bound, left = min(programme.root_bound_ps, limit_ps), effort.max_steps
+        if bound >= known_ps:
+            return best, bound
+        for width, fixed in ((256, order), (1024, None if best is None else best.order), *((width, ()) for width in _WIDTHS)):
+            if fixed is None:
+                continue
+            answer = programme.find(known_ps, width=width, max_steps=left, order=fixed or None)
+            left = effort.max_steps - programme.steps
+            if answer.choice is not None:
+                best, known_ps = answer.choice, answer.time_ps
+            if not fixed:
+                bound = min(max(bound, answer.bound_ps), known_ps)
+            if bound >= known_ps or known_ps <= enough_ps or left <= 0:
+                break
+        if known_ps <= enough_ps:
+            return best, min(programme.root_bound_ps, known_ps)
+    return best, bound
+
+
+def least_bytes(request: EdgeRequest, space: int, within_ps: int | None = None) -> EdgeAnswer:
+    """The least bytes of one space with which the whole takes no longer than `within_ps`: a search by halves, as more room never hurts.
+
+    The other spaces stay as they are. Raises nothing: an answer without a plan says whether that is proven.
+    """
+    align = request.problem.spaces[space].align_bytes
+    within = NEVER - 1 if within_ps is None else within_ps
+    most = list(request.room_bytes)
+    most[space] = 2**62 // align * align
+
+    def answer_in(room_bytes: int) -> EdgeAnswer:
+        room = [room_bytes if index == space else each for index, each in enumerate(most)]
+        return fastest(request, room, limit_ps=within + 1, enough_ps=within)
+
+    answer = answer_in(most[space])
+    if answer.plan is None:
+        return answer
+    best, proven, low, high = answer.plan, 0, 0, answer.plan.arena_bytes[space] // align  # in multiples of the alignment
+    while low < high:
+        middle = (low + high) // 2
+        answer = answer_in(middle * align)
+        if answer.plan is not None:
+            best, high = answer.plan, answer.plan.arena_bytes[space] // align
+        else:
+            low = middle + 1
+            proven = low if answer.status is Status.INFEASIBLE else proven
+    bound = proven * align
+    used = best.arena_bytes[space]
+    memory = replace(best.spaces[space], capacity_bytes=used or None)
+    spaces = (*best.spaces[:space], memory, *best.spaces[space + 1 :])
+    plan = replace(best, spaces=spaces, least=space, bound=bound, status=Status.OPTIMAL if bound == used else Status.FEASIBLE)
+    check(plan)
+    return EdgeAnswer(plan, plan.bound, plan.status)

@@ -1,0 +1,172 @@
+"""Plans for several memories against everything that can be done, and against each other."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lowtide.edge.check import check
+from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
+from lowtide.errors import CheckError
+from lowtide.problems.status import Status
+from tests.edge_brute import Brute
+from tests.edge_graphs import chain, random_graph, random_spaces
+
+
+@pytest.mark.parametrize("group", range(10))
+def test_nothing_that_can_be_done_takes_less_than_is_proven(group: int):
+    """Orders, spaces, results in place, moves and addresses, all of them."""
+    found = [_compared(seed) for seed in range(group * 30, group * 30 + 30)]
+    assert sum(status is Status.OPTIMAL for status in found) >= 20
+
+
+def _compared(seed: int) -> Status:
+    count, moves, dma = 2 + seed % 2, seed % 4 < 2, seed % 8 < 4
+    graph = random_graph(seed, (6, 4)[count - 2] - 2 * moves)
+    request = EdgeRequest.of(
+        graph, random_spaces(seed * 7 + count, count), macs_per_s=3.0 if seed % 3 else None, dma=dma, effort=EdgeEffort(moves=moves)
+    )
+    answer = solve(request)
+    known = math.inf if answer.plan is None else answer.plan.value
+    least = Brute(graph, request.problem.spaces, macs_per_s=request.macs_per_s, dma=dma, moves=moves).least_ps(known)
+    assert answer.bound <= least or (answer.plan is None and least == math.inf)
+    if answer.status is Status.OPTIMAL:
+        assert least == known
+    if answer.status is Status.INFEASIBLE:
+        assert least == math.inf
+    return answer.status
+
+
+def test_one_space_takes_the_least_bytes_that_any_order_needs():
+    for seed in range(60):
+        graph = random_graph(seed, 5)
+        answer = solve(EdgeRequest.of(graph, [Space("ram")]))
+        assert answer.plan is not None
+        nbytes = answer.plan.arena_bytes[0]
+        assert answer.bound <= nbytes
+        for room, fits in ((nbytes, True), (nbytes - 1, False)):
+            if answer.status is Status.OPTIMAL and room > 0:
+                brute = Brute(graph, [Space("ram", room, 1.0, 1.0)], macs_per_s=None, dma=False, moves=False)
+                assert (brute.least_ps() < math.inf) == fits
+
+
+def test_more_bytes_and_faster_rates_are_never_slower():
+    for seed in range(20):
+        graph, spaces = random_graph(seed), random_spaces(seed, 2)
+        times = [
+            _time(graph, [replace(spaces[0], capacity_bytes=nbytes), replace(spaces[1], capacity_bytes=None)]) for nbytes in range(1, 16)
+        ]
+        assert times == sorted(times, reverse=True)
+        rates = [replace(spaces[1], capacity_bytes=None, read_bytes_per_s=rate, write_bytes_per_s=rate) for rate in (0.5, 1.0, 2.0, 3.0)]
+        times = [_time(graph, [spaces[0], slow]) for slow in rates]
+        assert times == sorted(times, reverse=True)
+
+
+def _time(graph, spaces) -> int:
+    answer = solve(EdgeRequest.of(graph, spaces, macs_per_s=5.0, dma=True))
+    assert answer.plan is not None
+    assert answer.plan.time_ps is not None
+    return answer.plan.time_ps
+
+
+def test_the_least_bytes_of_a_space_within_a_time_are_enough_and_one_less_is_not():
+    for seed in range(12):
+        graph = random_graph(seed)
+        fast, slow = Space("fast", None, 8.0, 8.0), Space("slow", None, 1.0, 1.0)
+        slowest = _time(graph, [replace(fast, capacity_bytes=1), slow])
+        request = EdgeRequest.of(graph, [fast, slow])
+        answer = least_bytes(request, 0, slowest * 2 // 3)
+        assert answer.plan is not None
+        assert answer.plan.time_ps is not None
+        assert answer.plan.time_ps <= slowest * 2 // 3
+        nbytes = answer.plan.arena_bytes[0]
+        if answer.status is Status.OPTIMAL and nbytes > 1:
+            assert _without_macs(graph, [replace(fast, capacity_bytes=nbytes), slow]) <= slowest * 2 // 3
+            assert _without_macs(graph, [replace(fast, capacity_bytes=nbytes - 1), slow]) > slowest * 2 // 3
+
+
+def _without_macs(graph, spaces) -> int:
+    answer = solve(EdgeRequest.of(graph, spaces))
+    assert answer.plan is not None
+    return answer.plan.value
+
+
+def test_addresses_are_aligned_and_arenas_whole_multiples():
+    answer = solve(EdgeRequest.of(chain([5, 7, 3, 9]), [Space("ram", 64, align_bytes=8)]))
+    assert answer.plan is not None
+    assert answer.status is Status.OPTIMAL
+    assert answer.plan.arena_bytes == (24,)
+    assert all(block.offset_bytes % 8 == 0 for block in answer.plan.blocks)
+
+
+def test_a_move_beneath_long_multiplications_costs_nothing_where_a_dma_is():
+    """Each tensor of 4 bytes is read at the fast rate in one of two spaces that holds one at a time."""
+    spaces = [Space("fast", 8, 4.0, 4.0), Space("slow", None, 1.0, 1.0)]
+    graph = chain([4, 4, 4, 4], macs=8)
+    with_dma = solve(EdgeRequest.of(graph, spaces, macs_per_s=1.0, dma=True)).plan
+    assert with_dma is not None
+    assert with_dma.time_ps == 3 * 8 * 10**12
+
+
+def moving_plan() -> EdgePlan:
+    """A plan that moves a block, found among random networks."""
+    for seed in range(400):
+        answer: EdgeAnswer = solve(EdgeRequest.of(random_graph(seed, 6), random_spaces(seed, 2), macs_per_s=3.0, dma=True))
+        if answer.plan is not None and answer.plan.moves and len(answer.plan.blocks) > 4:
+            return answer.plan
+    raise AssertionError("expected a plan with moves among 400")
+
+
+def test_a_plan_that_was_changed_is_refused():
+    plan = moving_plan()
+    check(plan)
+    changed = [*_changed_blocks(plan), *_changed_rest(plan)]
+    assert [name for name, other in changed if not _is_refused(other)] == []
+    assert len(changed) > 20
+
+
+def _is_refused(plan: EdgePlan) -> bool:
+    try:
+        check(plan)
+    except CheckError:
+        return True
+    return False
+
+
+def _changed_blocks(plan: EdgePlan) -> list[tuple[str, EdgePlan]]:
+    changed = []
+    for index, block in enumerate(plan.blocks):
+        others: list[tuple[str, EdgeBlock]] = [
+            ("longer ago", replace(block, start=block.start - 1)),
+            ("out of its space", replace(block, offset_bytes=2**40)),
+            ("before its space", replace(block, offset_bytes=-1)),
+            ("in no space", replace(block, space=7)),
+            ("never", replace(block, end=block.start)),
+        ]
+        if block.tensors:
+            others.append(("too small", replace(block, size_bytes=block.size_bytes - 1)))
+        if block.end - block.start > 1:
+            others.append(("too short", replace(block, end=block.end - 1)))
+        changed += [(f"block {index}: {name}", replace(plan, blocks=_with(plan.blocks, index, other))) for name, other in others]
+    return changed
+
+
+def _changed_rest(plan: EdgePlan) -> list[tuple[str, EdgePlan]]:
+    move = plan.moves[0]
+    return [
+        ("backwards", replace(plan, order=plan.order[::-1])),
+        ("one twice", replace(plan, order=(plan.order[0], *plan.order[:-1]))),
+        ("no moves", replace(plan, moves=())),
+        ("moved later", replace(plan, moves=(Move(move.block, move.to, move.before + 1), *plan.moves[1:]))),
+        ("moved the other way", replace(plan, moves=(Move(move.to, move.block, move.before), *plan.moves[1:]))),
+        ("moved twice", replace(plan, moves=(move, *plan.moves))),
+        ("a faster time", replace(plan, time_ps=plan.value - 1, bound=0, status=Status.FEASIBLE)),
+        ("a bound above", replace(plan, bound=plan.value + 1)),
+        ("optimal without proof", replace(plan, bound=plan.value - 1, status=Status.OPTIMAL)),
+        ("smaller spaces", replace(plan, spaces=tuple(replace(each, capacity_bytes=1) for each in plan.spaces))),
+    ]
+
+
+def _with(blocks: tuple[EdgeBlock, ...], index: int, block: EdgeBlock) -> tuple[EdgeBlock, ...]:
+    return (*blocks[:index], block, *blocks[index + 1 :])
