@@ -9,7 +9,7 @@ from functools import cache
 from itertools import permutations, product
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode
-from lowtide.edge.plan import Memory
+from lowtide.edge.plan import Space
 
 Residence = tuple[int, int, int, int]  # space, bytes, first step, step after the last
 
@@ -17,7 +17,7 @@ Residence = tuple[int, int, int, int]  # space, bytes, first step, step after th
 class Brute:
     """The least time of all that can be done, or of all that keeps everything where it is."""
 
-    def __init__(self, graph: EdgeGraph, spaces: Sequence[Memory], *, macs_per_s: float | None, dma: bool, moves: bool) -> None:
+    def __init__(self, graph: EdgeGraph, spaces: Sequence[Space], *, macs_per_s: float | None, dma: bool, moves: bool) -> None:
         self.graph, self.spaces, self.macs_per_s, self.dma, self.moves = graph, spaces, macs_per_s, dma, moves
         self.root = list(range(len(graph.tensors)))
         for node in graph.nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
-from lowtide.edge.plan import Memory
+from lowtide.edge.plan import Space
 
 
 def random_graph(seed: int, most_nodes: int = 6, largest_bytes: int = 6) -> EdgeGraph:
@@ -42,13 +42,13 @@ def random_graph(seed: int, most_nodes: int = 6, largest_bytes: int = 6) -> Edge
     return EdgeGraph(f"random {seed}", tuple(tensors), tuple(nodes), inputs, outputs)
 
 
-def random_spaces(seed: int, count: int) -> tuple[Memory, ...]:
+def random_spaces(seed: int, count: int) -> tuple[Space, ...]:
     """The fastest and smallest first."""
     rng = random.Random(seed)
     rates = sorted((rng.choice((1.0, 2.0, 4.0, 10.0)) for _ in range(count)), reverse=True)
     sizes = [rng.randint(3, 10) for _ in range(count - 1)] + [rng.choice((8, 12, 100))]
     return tuple(
-        Memory(f"m{index}", size, rate, rate / rng.choice((1, 2))) for index, (size, rate) in enumerate(zip(sizes, rates, strict=True))
+        Space(f"m{index}", size, rate, rate / rng.choice((1, 2))) for index, (size, rate) in enumerate(zip(sizes, rates, strict=True))
     )
 
 

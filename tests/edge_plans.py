@@ -3,11 +3,11 @@
 import dataclasses
 
 from lowtide.edge.graph import EdgeGraph
-from lowtide.edge.plan import Block, EdgePlan, Memory
+from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.placement.auto import place
 from lowtide.problems.placement import PlaceProblem
 
-ONE = (Memory("sram"),)
+ONE = (Space("sram"),)
 
 
 def lives(graph: EdgeGraph) -> dict[int, tuple[int, int]]:
@@ -31,7 +31,7 @@ def plan_apart(graph: EdgeGraph) -> EdgePlan:
     blocks, offset = [], 0
     for at in lives(graph):
         size = graph.tensors[at].size_bytes
-        blocks.append(Block((at,), 0, offset, size, 0, len(graph.nodes)))
+        blocks.append(EdgeBlock((at,), 0, offset, size, 0, len(graph.nodes)))
         offset += size
     return EdgePlan(graph, ONE, tuple(range(len(graph.nodes))), tuple(blocks))
 
@@ -66,7 +66,7 @@ def plan_shared(graph: EdgeGraph) -> EdgePlan:
     sizes = [max(graph.tensors[at].size_bytes for at in group) for group in members]
     placement = place(PlaceProblem.of(sizes, starts, ends))
     blocks = [
-        Block(tuple(group), 0, offset, size, start, end)
+        EdgeBlock(tuple(group), 0, offset, size, start, end)
         for group, offset, size, start, end in zip(members, placement.offsets, sizes, starts, ends, strict=True)
     ]
     return EdgePlan(graph, ONE, tuple(range(len(graph.nodes))), tuple(blocks))

@@ -98,7 +98,7 @@ class EdgePlan:
     spaces: tuple[Space, ...]  # the fastest first
     order: tuple[int, ...]  # nodes of the graph, as they run
     blocks: tuple[EdgeBlock, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[Move, ...] = ()
     macs_per_s: float | None = None  # None: multiplications take no time
     constants_bytes_per_s: float | None = None  # of flash; None: constants take no time
     dma: bool = False  # moves run beneath operators
