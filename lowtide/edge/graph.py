@@ -49,3 +49,7 @@ class EdgeGraph:
     outputs: tuple[int, ...]
     constants: Mapping[int, Any] = field(default_factory=dict)  # NumPy arrays by tensor, where the file has them
     opsets: Mapping[str, int] = field(default_factory=dict)  # versions of the operators by domain, as onnx counts them
+
+    def __repr__(self) -> str:
+        """In one line: weights are long."""
+        return f"<EdgeGraph {self.name}: {len(self.nodes)} operators, {len(self.tensors)} tensors>"

@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from lowtide.base.messages import bytes_text, time_text
 from lowtide.edge.graph import EdgeGraph
 from lowtide.errors import FormatError
 from lowtide.problems.status import Status
@@ -128,6 +129,20 @@ class EdgePlan:
     def gap(self) -> float:
         """How much of it another plan might at most save, from 0 to 1."""
         return (self.value - self.bound) / self.value if self.value else 0.0
+
+    def __repr__(self) -> str:
+        return f"<EdgePlan of {self.graph.name}: {len(self.order)} operators in {', '.join(memory.name for memory in self.spaces)}>"
+
+    def __str__(self) -> str:
+        """What is promised, line by line; `lowtide edge` prints tensors, too."""
+        unit = f"{self.spaces[self.least].name}'s bytes are" if self.least is not None else "the time is"
+        lines = [f"{self.graph.name}: {len(self.order)} operators; {unit} least, {self.status.name.lower()}, gap {self.gap:.1%}"]
+        if self.time_us is not None:
+            lines.append(f"time {time_text(self.time_us)}, {len(self.moves)} moves")
+        for memory, needed in zip(self.spaces, self.arena_bytes, strict=True):
+            room = "" if memory.capacity_bytes is None else f" of {bytes_text(memory.capacity_bytes)}"
+            lines.append(f"{memory.name}: {bytes_text(needed)}{room}")
+        return "\n".join(lines)
 
 
 def rounded_up(nbytes: int, align_bytes: int) -> int:

@@ -148,3 +148,13 @@ def test_memories_are_read_from_the_command_line(text, memory):
 def test_a_memory_that_makes_no_sense_is_refused(text):
     with pytest.raises(FormatError):
         parse_memory(text)
+
+
+def test_a_plan_and_its_graph_are_told_in_lines_not_in_weights():
+    graph = chain([100, 200, 50])
+    plan = lowtide.plan_edge(graph, [Space("sram", 4096, 1e9, 1e9), Space("psram", None, 1e8, 1e8)])
+    assert "sram: " in str(plan)
+    assert "of 4.00 KiB" in str(plan)
+    assert "gap 0.0%" in str(plan)
+    assert "\n" not in repr(plan) + repr(graph)
+    assert len(repr(plan) + repr(graph)) < 300
