@@ -119,7 +119,7 @@ def test_machines_are_listed_with_this_one():
     result = CliRunner().invoke(app, ["devices", "--json", "-"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
-    assert {"cpu", "rtx3090", "a100", "h100", "h200"} == figures.keys()
+    assert {"cpu", "rtx3090", "rtx4090", "l40s", "a100", "h100", "h200"} == figures.keys()
     assert figures["rtx3090"]["bandwidth_bytes_per_s"] == 936e9
     assert figures["cpu"]["float32_flops_per_s"] > 1e8
     assert "TFLOP/s" in CliRunner().invoke(app, ["devices", "--no-measure"]).output
@@ -160,7 +160,7 @@ def test_an_arena_says_what_it_served():
             "--kernels: a region is compiled for one shape",
         ),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
-        (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"),
+        (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, rtx4090, l40s, a100, h100, h200, got 'abacus'"),
         (["spec_of_a_test:make", "--fake"], "--fake: spec_of_a_test:make has to take an argument `device` for that; it takes no arguments"),
         (["spec_of_a_test:sized", "--fake"], "--fake: .* has to take an argument `device` for that; it takes only batch_size"),
         (["spec_of_a_test:make", "--batch-size", "2"], "--batch-size: .* has to take an argument `batch_size`"),

@@ -100,7 +100,7 @@ def test_a_plan_for_another_machine_is_not_run():
     assert step.plan.provenance.device == "a100"
     with pytest.raises(lowtide.StepError, match=r"for another machine.*without `Planning\(simulate=\.\.\.\)`"):
         step(x)
-    with pytest.raises(ValueError, match="expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"):
+    with pytest.raises(ValueError, match="expected one of cpu, rtx3090, rtx4090, l40s, a100, h100, h200, got 'abacus'"):
         lowtide.optimize(model, (x,), planning=lowtide.Planning(simulate="abacus"))
 
 

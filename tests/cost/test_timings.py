@@ -189,7 +189,7 @@ def test_this_machine_as_a_device(cache):
     path.write_text(json.dumps(document))
     assert device_here("cpu").flops_per_s == here.flops_per_s
     assert device_here("cpu").launch_us > 0
-    with pytest.raises(ValueError, match="expected one of cpu, rtx3090, a100, h100, h200, got 'abacus'"):
+    with pytest.raises(ValueError, match="expected one of cpu, rtx3090, rtx4090, l40s, a100, h100, h200, got 'abacus'"):
         preset("abacus")
 
 
