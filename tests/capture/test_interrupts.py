@@ -11,7 +11,7 @@ from lowtide.capture.care.failures import raised_in
 from tests.imports import PACKAGE
 
 _SCRIPT = """
-import signal, sys
+import signal, sys, time
 import torch
 import lowtide
 
@@ -35,6 +35,7 @@ def interrupted_at(turn):
     sys.setprofile(interrupt)
     try:
         lowtide.optimize(model, x, loss=loss, optimizer=optimizer)
+        time.sleep(10)  # on a busy machine that moment may be after all is planned
     except KeyboardInterrupt:
         return True
     finally:
