@@ -53,6 +53,12 @@ def test_a_function_of_the_users_own(tmp_path):
     assert "rtx4090" in page.read_text(encoding="utf-8")
 
 
+def test_what_a_function_decides_itself_is_not_an_option():
+    result = run("spec_of_needs:make", "--optimizer", "sgd")
+    assert result.exit_code == 2
+    assert "expected no --length, --optimizer or --dtype" in " ".join(result.output.split())
+
+
 def test_a_function_has_to_take_a_device():
     result = run("spec_of_needs:here")
     assert result.exit_code != 0
@@ -64,7 +70,7 @@ def test_a_configuration_of_transformers(tmp_path):
     result = run(_config(tmp_path), "--length", "32", "--cards", "h100", "--json", "-")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
-    assert "LlamaForCausalLM, 1 x 32 tokens" in figures["program"]
+    assert figures["program"].startswith(f"{tmp_path.name}: transformers' LlamaForCausalLM, 1 x 32 tokens")
     assert "float32 weights under bfloat16 autocast" in figures["program"]
     assert [card["verdict"] for card in figures["cards"]] == ["fits"]
     half = json.loads(run(_config(tmp_path), "--length", "32", "--cards", "h100", "--dtype", "bfloat16", "--json", "-").stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,7 @@ def parse_size(where: str, text: str) -> int:
     if match is None:
         raise FormatError(f"{where}: expected a size such as 512KiB, got {text!r}")
     number, unit, binary = match.groups()
-    return int(float(number) * (_BINARY if binary else _DECIMAL)[unit.lower()])
+    return int(Fraction(number) * (_BINARY if binary else _DECIMAL)[unit.lower()])
 
 
 def parse_rate(where: str, text: str) -> float:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 def needs_command(
     model: Annotated[str, typer.Argument(help="a transformers configuration (folder, config.json), a timm model, or module:function")],
     batch_size: Annotated[int | None, typer.Option(min=1, help="examples in a batch, 1 by default")] = None,
-    length: Annotated[int, typer.Option(min=1, help="tokens of a text")] = 1024,
-    optimizer: Annotated[str, typer.Option(help="adamw, adamw-fused, adafactor, momentum, sgd; none for inference")] = "adamw",
-    dtype: Annotated[str, typer.Option(help="amp (float32 weights, bfloat16 autocast), bfloat16 or float32")] = "amp",
+    length: Annotated[int | None, typer.Option(min=1, help="tokens of a text, 1024 by default")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw (the default), adamw-fused, adafactor, momentum, sgd; none for inference")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="amp (float32 weights, bfloat16 autocast; the default), bfloat16 or float32")] = None,
     cards: Annotated[str | None, typer.Option(help="names that `lowtide devices` lists, with commas between")] = None,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
@@ -38,9 +40,11 @@ def needs_command(
         check_targets({"--json": json_out, "--html": html})
         with prints_aside(json_out):
             if ":" in model:
+                if (length, optimizer, dtype) != (None, None, None):
+                    raise ValueError(f"{model}: expected no --length, --optimizer or --dtype, as the function makes what is trained")
                 work, what = builder(model, batch_size, fake=True)(), f"as {model} returns it"
             else:
-                work, what = named_model(model, Setting(batch_size or 1, length, optimizer, dtype))
+                work, what = named_model(model, Setting(batch_size or 1, length or 1024, optimizer or "adamw", dtype or "amp"))
             with users_code(model):
                 answer = needs(
                     work.model,
@@ -49,7 +53,7 @@ def needs_command(
                     optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
                 )
-        title = f"{model if ':' in model else Path(model).name}: {what}"
+        title = f"{_called(model)}: {what}"
         if json_out is not None:
             write_json(json_out, {"program": title} | answer.figures())
         if html is not None:
@@ -60,6 +64,12 @@ def needs_command(
         refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(title, answer)
+
+
+def _called(model: str) -> str:
+    """The name of a configuration is its folder's."""
+    path = Path(model)
+    return model if ":" in model else path.resolve().parent.name if path.is_file() else path.name
 
 
 def _show(title: str, answer: Needs) -> None:

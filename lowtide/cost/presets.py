@@ -35,7 +35,7 @@ _HOPPER: dict[str, float] = {
     "launch_us": 2.0, "issue_us": 8.0, "efficiency": 0.81, "moving_efficiency": 0.87, "half_flops": 3.5e9, "askew": 6.0
 }  # fmt: skip
 
-# rtx3090 is the machine of MAGIS's evaluation, as its published code counts; the a100 is measured by its data sheet alike.
+# rtx3090 is the machine of MAGIS's evaluation, as its published code counts; the others but Hopper are by their data sheets alike.
 PRESETS: Sequence[Device] = (
     _gpu("rtx3090", half=71, tf32=35.6, bandwidth=936, host=12, gib=24, double=0.556, capability=(8, 6)),
     _gpu("rtx4090", half=165, tf32=82.6, bandwidth=1008, host=25, gib=24, double=1.29, capability=(8, 9)),

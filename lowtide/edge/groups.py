@@ -109,8 +109,13 @@ def _group_node(graph: EdgeGraph, members: Sequence[int]) -> EdgeNode:
 
 
 def _scales_alike(graph: EdgeGraph, nodes: Sequence[EdgeNode]) -> bool:
-    """Whether what closes a group undoes what opens it: the same constants, none along an axis."""
+    """Whether what closes a group undoes what opens it: the same integers by the same constants, none along an axis.
+
+    Of another dtype the numbers are cut off where that ends: uint8 200 becomes int8 127.
+    """
     first, last = nodes[0], nodes[-1]
+    if graph.tensors[first.inputs[0]].dtype != graph.tensors[last.outputs[0]].dtype:
+        return False
     if len(nodes) != 3 or first.kind != _OPENS or last.kind != "QuantizeLinear" or len(first.inputs) != len(last.inputs):
         return False
     return all(
@@ -118,6 +123,7 @@ def _scales_alike(graph: EdgeGraph, nodes: Sequence[EdgeNode]) -> bool:
         and other in graph.constants
         and np.size(graph.constants[one]) == 1
         and np.array_equal(graph.constants[one], graph.constants[other])
+        and graph.tensors[one].dtype == graph.tensors[other].dtype
         for one, other in zip(first.inputs[1:], last.inputs[1:], strict=True)
     )
 

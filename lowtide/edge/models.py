@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.base.extras import need
 from lowtide.edge.dtypes import BITS, numpy_dtype
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.errors import StepError
-from lowtide.placement.picture import need
 
 Array = NDArray[Any]
 Kernel = Callable[[Sequence[Array | None]], Sequence[Array]]  # inputs and outputs by position; None for an input that is left out

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.base.extras import need
 from lowtide.base.files import read_bytes
 from lowtide.edge.dtypes import BITS, stored_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
@@ -22,7 +23,6 @@ from lowtide.edge.groups import grouped
 from lowtide.edge.operators import VIEWS, Arguments, in_place, macs, views
 from lowtide.edge.types import FixedSizes, TensorType, dtype_name, entries, inferred, merged
 from lowtide.errors import FormatError
-from lowtide.placement.picture import need
 
 onnx = need("onnx", "reading an ONNX model", "edge")
 external_data = need("onnx.external_data_helper", "reading an ONNX model", "edge")

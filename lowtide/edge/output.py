@@ -10,7 +10,7 @@ from typing import Any
 from lowtide.base.fields import boolean, check_fields, integer, integers, refuse, string, without_repeats
 from lowtide.edge.check import check
 from lowtide.edge.graph import EdgeGraph
-from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
+from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space, check_rate
 from lowtide.errors import CheckError, FormatError
 from lowtide.problems.status import Status
 
@@ -84,7 +84,7 @@ def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
     if item.get("digest") != digest(graph):
         raise FormatError(f"edge plan: expected a plan of {graph.name} as it is now, got one of another network: plan it anew")
     statuses = {status.name.lower(): status for status in Status}
-    if item.get("status") not in statuses:
+    if not isinstance(item.get("status"), str) or item["status"] not in statuses:
         refuse("edge plan", "status", f"one of {', '.join(statuses)}", item.get("status"))
     plan = EdgePlan(
         graph,
@@ -92,8 +92,8 @@ def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
         integers("edge plan", item, "order"),
         tuple(_block(index, each) for index, each in enumerate(_list(item, "blocks"))),
         tuple(_move(each) for each in _list(item, "moves")),
-        macs_per_s=_number(item, "macs_per_s"),
-        constants_bytes_per_s=_number(item, "constants_bytes_per_s"),
+        macs_per_s=_rate(item, "macs_per_s"),
+        constants_bytes_per_s=_rate(item, "constants_bytes_per_s"),
         dma=boolean("edge plan", item, "dma"),
         time_ps=None if item.get("time_ps") is None else integer("edge plan", item, "time_ps"),
         least=None if item.get("least") is None else integer("edge plan", item, "least"),
@@ -116,6 +116,12 @@ def _number(item: dict[str, Any], field: str) -> float | None:
     if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
         return value
     refuse("edge plan", field, "a number or null", value)
+
+
+def _rate(item: dict[str, Any], field: str) -> float | None:
+    rate = _number(item, field)
+    check_rate(f"edge plan: {field}", rate)
+    return rate
 
 
 def _memory(item: Any) -> Space:

@@ -135,8 +135,8 @@ class EdgePlan:
 
     def __str__(self) -> str:
         """What is promised, line by line; `lowtide edge` prints tensors, too."""
-        unit = f"{self.spaces[self.least].name}'s bytes are" if self.least is not None else "the time is"
-        lines = [f"{self.graph.name}: {len(self.order)} operators; {unit} least, {self.status.name.lower()}, gap {self.gap:.1%}"]
+        what = f"the bytes of {self.spaces[self.least].name}" if self.least is not None else "the time"
+        lines = [f"{self.graph.name}: {len(self.order)} operators; made least: {what}, {self.status.name.lower()}, gap {self.gap:.1%}"]
         if self.time_us is not None:
             lines.append(f"time {time_text(self.time_us)}, {len(self.moves)} moves")
         for memory, needed in zip(self.spaces, self.arena_bytes, strict=True):

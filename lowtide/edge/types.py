@@ -9,10 +9,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lowtide.base.extras import need
 from lowtide.edge.dtypes import BITS, numpy_dtype
 from lowtide.edge.operators import SAME_SHAPE_AS
 from lowtide.errors import FormatError
-from lowtide.placement.picture import need
 
 onnx = need("onnx", "reading an ONNX model", "edge")
 

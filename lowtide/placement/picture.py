@@ -5,28 +5,17 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from lowtide.base.extras import need
 from lowtide.base.files import write_whole
 from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
 from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import Ints, PlaceProblem
-
-
-def need(module: str, user: object, extra: str) -> ModuleType:
-    """The module, imported. Raises ImportError saying who needs it and what to install."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.split(".")[0]
-        raise ImportError(f"{user} needs {package}, which is not installed: pip install 'lowtide[{extra}]'") from error
-
 
 FORMATS = ("png", "svg", "pdf")
 _OUTLINED = 3_000  # buffers: with more, outlines would cover the colours, and vectors make files that nobody can open

@@ -190,3 +190,22 @@ def test_the_same_file_as_it_is_written_holds_floats():
     graph = read_onnx(KEYWORDS, groups=False)
     assert (len(graph.nodes), graph.nodes[1].kind, graph.nodes[1].in_place) == (22, "RequantShift", ((0, 0),))
     assert activations(graph)["input"] == 49 * 13 * 4
+
+
+@pytest.mark.parametrize("has_zero", [True, False])
+def test_a_reshape_between_other_integers_is_no_view(has_zero):
+    """Numbers beyond int8 end at 127: the bytes of uint8 are others."""
+    constants = {"s": np.array(0.5, np.float32), "z": np.array(0, np.uint8), "shape": np.array([3, 4])}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s", "z"] if has_zero else ["x", "s"], ["a"]),
+        helper.make_node("Reshape", ["a", "shape"], ["b"]),
+        helper.make_node("QuantizeLinear", ["b", "s", "t"] if has_zero else ["b", "s"], ["y"]),
+    ]
+    taken, given, other = ("x", UINT8, INT8) if has_zero else ("x", INT8, UINT8)
+    constants |= {"t": np.array(0, np.int8)} if has_zero else {}
+    proto = model(nodes, [value(taken, [2, 6], given)], [value("y", [3, 4], other)], constants, opset=13)
+    x = np.arange(-6, 6).astype(np.int8).reshape(2, 6) if given == INT8 else (np.arange(12) * 20).astype(np.uint8).reshape(2, 6)
+    graph = network_of(proto)
+    (expected,) = by_onnxruntime(proto, {"x": x}).values()
+    for plan in (plan_apart(graph), plan_shared(graph)):
+        assert np.array_equal(interpret(plan, {"x": x})["y"], expected)

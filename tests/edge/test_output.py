@@ -1,6 +1,7 @@
 """What leaves: JSON that reads back, a C header that compiles, and sentences for what makes no sense or does not fit."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -49,6 +50,30 @@ def test_json_that_was_changed_is_refused(change, error):
     change(item)
     with pytest.raises(error):
         from_json(json.dumps(item), graph)
+
+
+def _places(item, path=()):
+    yield path
+    for key, each in item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ():
+        yield from _places(each, (*path, key))
+
+
+def test_whatever_stands_in_a_place_of_the_json_is_refused_in_a_sentence_or_a_plan():
+    graph = chain([4, 4, 4, 4])
+    text = to_json(lowtide.plan_edge(graph, [FAST, SLOW], macs_per_s=4.0, dma=True))
+    refused = 0
+    for path in list(_places(json.loads(text)))[1:]:
+        for odd in (None, True, -1, 0, 10**30, 1.5, math.nan, math.inf, "x", [], {}, [[0, 1]]):
+            item = json.loads(text)
+            holder = item
+            for key in path[:-1]:
+                holder = holder[key]
+            holder[path[-1]] = odd
+            try:
+                to_header(from_json(json.dumps(item), graph))
+            except (FormatError, CheckError):
+                refused += 1
+    assert refused > 500
 
 
 def test_text_that_is_no_json_is_refused():
@@ -155,6 +180,6 @@ def test_a_plan_and_its_graph_are_told_in_lines_not_in_weights():
     plan = lowtide.plan_edge(graph, [Space("sram", 4096, 1e9, 1e9), Space("psram", None, 1e8, 1e8)])
     assert "sram: " in str(plan)
     assert "of 4.00 KiB" in str(plan)
-    assert "gap 0.0%" in str(plan)
+    assert "made least: the time, optimal, gap 0.0%" in str(plan)
     assert "\n" not in repr(plan) + repr(graph)
     assert len(repr(plan) + repr(graph)) < 300
