@@ -40,7 +40,7 @@ def kernel_of(graph: EdgeGraph, node: EdgeNode, functions: Mapping[str, Function
     if node.kind in functions:
         return _called(node, functions[node.kind])
     if node.views == ((0, 0),) and graph.tensors[node.inputs[0]].size_bytes == graph.tensors[node.outputs[0]].size_bytes:
-        return _viewed(graph.tensors[node.outputs[0]])
+        return _viewed(graph.tensors[node.inputs[0]], graph.tensors[node.outputs[0]])
     if node.domain == "aten":
         from lowtide.edge.aten import kernel
 
@@ -88,11 +88,13 @@ def _composed(body: EdgeGraph, functions: Mapping[str, Function], engine: Engine
     return compute
 
 
-def _viewed(output: EdgeTensor) -> Kernel:
-    """The same bytes under another shape, as a device has them: a view that is none gives other results."""
+def _viewed(source: EdgeTensor, output: EdgeTensor) -> Kernel:
+    """The same bytes under another shape or dtype, as a device has them: a view that is none gives other results."""
+    dtype, as_stored = numpy_dtype(output.dtype), bool(source.stored_dtype or output.stored_dtype)
 
     def compute(inputs: Sequence[Array | None]) -> Sequence[Array]:
-        return [np.asarray(inputs[0]).reshape(output.shape).astype(numpy_dtype(output.dtype), copy=False)]
+        array = np.ascontiguousarray(inputs[0]).reshape(-1)  # where memory holds them as others, numbers are what stays
+        return [(array.astype(dtype, copy=False) if as_stored else array.view(dtype)).reshape(output.shape)]
 
     return compute
 
