@@ -160,7 +160,10 @@ def test_an_arena_says_what_it_served():
             "--kernels: a region is compiled for one shape",
         ),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
-        (["spec_of_a_test:make", "--simulate", "--device", "abacus"], "expected one of cpu, rtx3090, rtx4090, l40s, a100, h100, h200, got 'abacus'"),
+        (
+            ["spec_of_a_test:make", "--simulate", "--device", "abacus"],
+            "expected one of cpu, rtx3090, rtx4090, .*, got 'abacus'",
+        ),
         (["spec_of_a_test:make", "--fake"], "--fake: spec_of_a_test:make has to take an argument `device` for that; it takes no arguments"),
         (["spec_of_a_test:sized", "--fake"], "--fake: .* has to take an argument `device` for that; it takes only batch_size"),
         (["spec_of_a_test:make", "--batch-size", "2"], "--batch-size: .* has to take an argument `batch_size`"),
