@@ -47,7 +47,8 @@ class Space:
             if value is None and what == "capacity_bytes":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**62:
-                raise FormatError(f"memory {self.name}: {what}: expected 1 byte or more, got {value!r}")
+                most = " and less than 2**62" if isinstance(value, int) and value > 0 else ""
+                raise FormatError(f"memory {self.name}: {what}: expected 1 byte or more{most}, got {value!r:.40}")
         for what in ("read_bytes_per_s", "write_bytes_per_s"):
             check_rate(f"memory {self.name}: {what}", getattr(self, what))
 
