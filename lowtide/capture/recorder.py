@@ -289,7 +289,7 @@ class Recorder(TorchDispatchMode):
             outputs = tuple(None if t is None or not self.draft.is_new(t) else self.draft.new_value(t, name) for t in tensors)
             random, taken = operators.is_random(func, args, kwargs), self.draft.may_take(func, recorded, outputs)
             node = Node(name, recorded[0], outputs, recorded[1], inplace=taken, source=source)
-            if taken and self._sums.has(node, self.draft.nodes):
+            if taken and self._sums.has(node, self.draft.nodes, args[0]):
                 self.draft.ends.summed.add(node.results[0].name)
             self._append(node, random)
 

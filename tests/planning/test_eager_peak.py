@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import reduce
 
 import pytest
 import torch
@@ -116,6 +117,60 @@ def test_eagers_peak_is_what_its_loop_takes(name):
         optimizer.zero_grad()
         loss = model(*batch)
         loss.backward()
+        optimizer.step()
+
+    loop()
+    taken_bytes = _most_bytes(loop, optimizer)
+    plan = lowtide.optimize(
+        model, batch, loss=lambda model, *batch: model(*batch), optimizer=optimizer, planning=lowtide.Planning(progress=False)
+    ).plan
+    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
+
+
+class Shared(nn.Module):
+    """A weight that is used several times, so that its gradients are summed up."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use, self.embed, self.head, self.conv = use, nn.Embedding(600, 64), nn.Linear(64, 600, bias=False), nn.Conv2d(64, 64, 3)
+        self.square, self.cell, self.wide = nn.Linear(64, 64, bias=False), nn.GRUCell(64, 64), nn.Parameter(torch.randn(64, 600))
+
+    def forward(self, x):
+        return self.use(self, x)
+
+
+def _tied(model, x):
+    return F.cross_entropy(F.linear(model.embed(x), model.embed.weight).flatten(0, 1), x.flatten())
+
+
+def _tied_and_more(model, x):
+    return _tied(model, x) + (model.embed(x + 1) @ model.embed.weight.T).square().mean()
+
+
+SHARED = {
+    "embedding and head": _tied,
+    "embedding and head twice": _tied_and_more,
+    "head twice": lambda model, x: model.head(model.embed(x)).square().mean() + model.head(model.embed(x + 1)).abs().mean(),
+    "head of rows thrice": lambda model, x: sum(model.head(model.embed(x[row])).square().mean() for row in range(3)),
+    "both ways": lambda model, x: ((model.embed(x) @ model.wide) @ model.wide.T).square().mean(),
+    "parts of one": lambda model, x: sum(part.square().mean() for part in (model.embed(x) @ model.wide).chunk(3, -1)),
+    "cell": lambda model, x: reduce(lambda state, row: model.cell(row, state), model.embed(x), torch.zeros(8, 64)).square().mean(),
+    "convolution": lambda model, x: model.conv(model.conv(model.embed(x).mT.reshape(2, 64, 4, 4).repeat(1, 1, 3, 3))).square().mean(),
+    "residual": lambda model, x: reduce(lambda states, _: states + model.square(states).relu(), range(3), model.embed(x)).square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("by", ["SGD", "AdamW"])
+def test_sums_of_gradients_of_one_weight_are_as_eager_makes_them(name, by):
+    """In place, or in new memory where a gradient is a view."""
+    torch.manual_seed(0)
+    model, batch = Shared(SHARED[name]), (torch.randint(0, 599, (4, 8)),)
+    optimizer = getattr(torch.optim, by)(model.parameters(), foreach=False)
+
+    def loop():
+        optimizer.zero_grad()
+        model(*batch).backward()
         optimizer.step()
 
     loop()

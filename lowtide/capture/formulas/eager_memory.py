@@ -86,7 +86,8 @@ class GradientSums:
     """Tells autograd's own additions, of what arrives at a node from several others, from those of a formula.
 
     Both come while the node is the current one whose gradient was made last. A formula reads what it adds to, or has made it; autograd
-    takes what another formula has made, and adds what this one has.
+    takes what another formula has made, and adds what this one has. It does so in place, but for a view, whose base holds the storage,
+    too: the gradient of a Linear's weight is one, so that a sum for a tied weight takes new memory.
     """
 
     def __init__(self) -> None:
@@ -100,9 +101,9 @@ class GradientSums:
         if formula != self._formula:
             self._formula, self._since = formula, recorded
 
-    def has(self, node: Node, nodes: Sequence[Node]) -> bool:
-        """Whether `node`, behind `nodes`, is such an addition."""
-        if node.op != "aten.add.Tensor" or self._formula < 0 or torch.is_grad_enabled():
+    def has(self, node: Node, nodes: Sequence[Node], tensor: Any) -> bool:
+        """Whether `node`, behind `nodes`, is such an addition; `tensor` is what it adds to."""
+        if node.op != "aten.add.Tensor" or self._formula < 0 or torch.is_grad_enabled() or tensor._is_view():
             return False
         formula, (before, now) = nodes[self._since :], node.args[:2]
         results = {value for each in formula for value in each.results}
