@@ -32,7 +32,7 @@ _SINCE = {
     "ago_compiling": "nothing has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",
     "ago_memory": "nothing has changed; rows of MobileNet-V2, MNASNet, and ShuffleNet of 56 and 112 pixels are of c260820 and before",
     "ago_others": "nothing has changed; rows of networks but RepVGG, RegNetY and ResNet-18 are of commit f7d36fd",
-    "order_only": "capture has changed; but for four language models of batch 1, rows are of commit da106ea",
+    "order_only": "nothing has changed; rows of batch 32 are of commit 62f458b and before",
     "algebra": "nothing has changed; the rows of GPT-2 are of commit b689608",
     "order_real": "capture has changed",
     "equal": "capture and planning have changed",
