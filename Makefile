@@ -27,14 +27,15 @@ help:
 demo: $(READY)
 	@$(BIN)/python -m bench.demo
 
-# One thread for each worker, so that workers do not fight for cores. pytest comes last: its summary is the last line.
+# One thread for each worker, so that workers do not fight for cores. Types are checked beside the tests; pytest's summary is the last line.
 test: $(READY)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
-	@$(BIN)/mypy --no-error-summary
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+	@$(BIN)/mypy --no-error-summary & types=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4; tests=$$?; \
+	wait $$types || { echo "make test: mypy complains, above"; exit 1; }; exit $$tests
 
-# What `make test` leaves out: three quarters of an hour on two cores.
+# What `make test` leaves out: an hour on two cores.
 test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --long
 
