@@ -3,7 +3,8 @@
 numba's own cache refuses to start where no folder can be written, and raises what a damaged or full disk gives it. This one treats all that
 is missing, damaged or full as nothing, with one warning where the user can do something about it: the kernel is compiled anew. A file is
 read only as it was written, by its seal. It is found by all that it was made of: the code of the kernel and of those that it calls, what
-they read of their modules, types, processor and versions.
+they read of their modules, types, processor and versions. A wheel brings kernels of its own (`built`), compiled for any processor of the
+kind: searches are as fast by these, and the first step waits for no compiler.
 
 numba's private names are used here and in `linker.py`, and nowhere else.
 """
@@ -14,6 +15,7 @@ import hashlib
 import inspect
 import os
 import pickle
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numba
 import numpy as np
+from llvmlite import binding
 from numba.core import compiler, compiler_lock, config, registry, serialize
 
 from lowtide.base.files import read_bytes, write_whole
@@ -40,6 +43,10 @@ COMPILING: Any = compiler_lock.global_compiler_lock  # held while numba compiles
 _Dispatcher: Any = registry.CPUDispatcher
 SWITCHED_OFF = bool(_config.DISABLE_JIT)  # by NUMBA_DISABLE_JIT=1: kernels are Python, which a debugger steps through
 _STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+# Kernels that a wheel brings for this numba, and for which processor of each kind: the least of those on which torch runs.
+BUILT = Path(__file__).absolute().parents[1] / "built" / numba.__version__
+BASELINES = {"x86_64": "x86-64-v2", "AMD64": "x86-64-v2", "aarch64": "generic", "arm64": "apple-m1"}
+_NEEDS = ("sse4.2", "ssse3", "popcnt")  # of x86-64-v2, beside what each x86-64 has
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), np.generic)
 
 
@@ -140,8 +147,9 @@ class KernelCache:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled for these types; None where there is nothing that can be used."""
         target_context.refresh()
-        name = self._stem() + self._name(sig, target_context.codegen())
-        payloads = (_unsealed(folder / name) for folder in _folders(self._file))
+        made, codegen = self._stem() + self._made_of(), target_context.codegen()
+        paths = [folder / (made + _suffix(sig, codegen.magic_tuple())) for folder in _folders(self._file)]
+        payloads = (_unsealed(path) for path in (*paths, *_built(made, sig, codegen)))
         payload = next((each for each in payloads if each is not None), None)
         try:
             return None if payload is None else _CompileResult._rebuild(target_context, *pickle.loads(payload))
@@ -152,7 +160,7 @@ class KernelCache:
         """Keep what was compiled, in the first folder that takes it."""
         if data.lifted or data.library.has_dynamic_globals:
             return
-        payload, name = _dumps(data._reduce()), self._name(sig, data.codegen)
+        payload, name = _dumps(data._reduce()), self._made_of() + _suffix(sig, data.codegen.magic_tuple())
         why: OSError | str = "there is no folder for compiled kernels"
         for folder in _folders(self._file, to_write=True):
             try:
@@ -165,7 +173,7 @@ class KernelCache:
     def has_any(self) -> bool:
         """Whether something is kept that was compiled of these sources, for whatever types and processor."""
         begin = self._stem() + self._made_of()
-        return any(name.startswith(begin) for folder in _folders(self._file) for name in _names_in(folder))
+        return any(name.startswith(begin) for folder in (*_folders(self._file), BUILT) for name in _names_in(folder))
 
     def flush(self) -> None:
         """Forget everything that was kept of this function."""
@@ -175,13 +183,22 @@ class KernelCache:
     def _stem(self) -> str:
         return f"{self._file.stem}.{self._function.__qualname__}.{sys.implementation.cache_tag}-"
 
-    def _name(self, sig: Any, codegen: Any) -> str:
-        """By what it is made of: first the sources, so that files of former ones are known, then the rest."""
-        types = [(str(each), getattr(each, "fields", ())) for each in sig]
-        return f"{self._made_of()}-{_short(repr((types, codegen.magic_tuple(), numba.__version__, np.__version__)))}.nbc"
-
     def _made_of(self) -> str:
         return _short("\n".join([repr(self._settings), *_sources(self._function, set())]))
+
+
+def _suffix(sig: Any, target: tuple[str, str, str]) -> str:
+    """The end of a file's name, after what the sources are: by types, by triple, processor and features of the target, by versions."""
+    types = [(str(each), getattr(each, "fields", ())) for each in sig]
+    return f"-{_short(repr((types, target, numba.__version__, np.__version__.partition('.')[0])))}.nbc"
+
+
+def _built(made: str, sig: Any, codegen: Any) -> Iterator[Path]:
+    """What the wheel brings, where this processor runs it and nobody has named another one."""
+    baseline = BASELINES.get(platform.machine())
+    features = binding.get_host_cpu_features()
+    if baseline is not None and _config.CPU_NAME is None and (baseline != "x86-64-v2" or all(features.get(each) for each in _NEEDS)):
+        yield BUILT / (made + _suffix(sig, (codegen.magic_tuple()[0], baseline, "")))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -1,0 +1,1 @@
+"""What makes a release: wheels with compiled kernels, and the source distribution."""

@@ -1,0 +1,54 @@
+"""Calls each kernel that a first step may need, with the types that it needs: what is compiled meanwhile goes into a wheel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.planning.warm_up import warm_up_planning
+from lowtide.schedule import Auto
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    warm_up_planning(Auto(), limited=True)
+    _trained(_text, torch.randint(0, 50, (4, 16)), torch.optim.AdamW)
+    _trained(_images, torch.randn(4, 3, 32, 32), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9))
+    network = _images().eval()
+    with torch.no_grad():
+        lowtide.optimize(network, torch.randn(1, 3, 32, 32), exact=False)(torch.randn(1, 3, 32, 32))
+
+
+def _text() -> nn.Module:
+    layers = (nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="relu") for _ in range(4))
+    return nn.Sequential(nn.Embedding(50, 32), *layers, nn.Linear(32, 50))
+
+
+def _images() -> nn.Module:
+    blocks = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)) for _ in range(3))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), *blocks, nn.Flatten(), nn.Linear(8 * 16, 10), nn.GELU())
+
+
+def _trained(made: Callable[[], nn.Module], batch: torch.Tensor, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+    """By order alone, and within a limit, which a search keeps; with an arena, where addresses are found."""
+    model = made()
+    for memory, arena in ((None, "auto"), ("60%", "never")):
+        twin = copy.deepcopy(model)
+        step = lowtide.optimize(
+            twin, batch, loss=_loss, optimizer=optimizer(twin.parameters()), memory=memory, run=lowtide.Run(arena=arena)
+        )
+        for _ in range(3):
+            step(batch)
+
+
+def _loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+if __name__ == "__main__":
+    main()
