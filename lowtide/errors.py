@@ -5,6 +5,7 @@ LowtideError
 ├── BatchError        a batch unlike the captured one: which argument, expected and got
 ├── StepError         the model or optimizer no longer is what was captured, or cannot run here
 ├── FormatError       a file or text that does not read: line, or node, and what was expected
+├── ShapeError        a size, or an expression over dimensions, that cannot be
 ├── BudgetError       a limit that no plan meets: the smallest peak found, and what stands in the way
 └── CheckError        a graph, order or plan that breaks a rule: its verdict and where
 """

@@ -17,8 +17,8 @@ from lowtide.schedule import Auto
 def main() -> None:
     torch.manual_seed(0)
     warm_up_planning(Auto(), limited=True)
-    _trained(_text, torch.randint(0, 50, (4, 16)), torch.optim.AdamW)
-    _trained(_images, torch.randn(4, 3, 32, 32), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9))
+    _trained(_text(), torch.randint(0, 50, (4, 16)), torch.optim.AdamW, "70%")
+    _trained(_images(), torch.randn(4, 3, 32, 32), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), None)
     network = _images().eval()
     with torch.no_grad():
         lowtide.optimize(network, torch.randn(1, 3, 32, 32), exact=False)(torch.randn(1, 3, 32, 32))
@@ -34,14 +34,12 @@ def _images() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), *blocks, nn.Flatten(), nn.Linear(8 * 16, 10), nn.GELU())
 
 
-def _trained(made: Callable[[], nn.Module], batch: torch.Tensor, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-    """By order alone, and within a limit, which a search keeps; with an arena, where addresses are found."""
-    model = made()
-    for memory, arena in ((None, "auto"), ("60%", "never")):
+def _trained(model: nn.Module, batch: torch.Tensor, optimizer: Callable[[Any], torch.optim.Optimizer], limit: str | None) -> None:
+    """Within a limit, which a search keeps, and with an arena, where addresses are found."""
+    for memory, arena in ((limit, "never"), (None, "auto")):
         twin = copy.deepcopy(model)
-        step = lowtide.optimize(
-            twin, batch, loss=_loss, optimizer=optimizer(twin.parameters()), memory=memory, run=lowtide.Run(arena=arena)
-        )
+        run = lowtide.Run(arena=arena)
+        step = lowtide.optimize(twin, batch, loss=_loss, optimizer=optimizer(twin.parameters()), memory=memory, run=run)
         for _ in range(3):
             step(batch)
 

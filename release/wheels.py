@@ -2,9 +2,9 @@
 
     python -m release.wheels [--python python3.11 ...] [--numba VERSION ...] [--out dist]
 
-An environment of its own for each Python, with what the wheel requires; each numba that is named adds its kernels to the same wheel. What is
-compiled runs on each processor of this kind (`lowtide.base.kernels.BASELINES`), so that one wheel serves all. With another numba than
-these, another Python, or from the source distribution, kernels are compiled at the first step, as in a checkout.
+An environment of its own for each Python, with what the wheel requires; each numba that is named adds its kernels to the same wheel.
+What is compiled runs on each processor of this kind (`lowtide.base.kernels.BASELINES`), so that one wheel serves all. With another
+numba than these, another Python, or from the source distribution, kernels are compiled at the first step, as in a checkout.
 """
 
 from __future__ import annotations

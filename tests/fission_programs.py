@@ -13,7 +13,7 @@ from bench.parts import alike, combined, cut
 from lowtide.capture import operators
 from lowtide.ir.graph import Atom, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes import Reduced, argument, with_arguments
-from lowtide.split.sets import SplitRegion
+from lowtide.split.sets import SplitSet
 
 _ROUNDING = 1e-13
 
@@ -54,7 +54,7 @@ class Program:
         return value
 
 
-def wrong_results(tensors: Mapping[Value, Any], graph: Graph, region: SplitRegion, seed: int = 0) -> list[str]:
+def wrong_results(tensors: Mapping[Value, Any], graph: Graph, region: SplitSet, seed: int = 0) -> list[str]:
     """What of a region's results comes out otherwise when it runs in parts."""
     rng = random.Random(seed)
     pieces = cut(region.units, rng)
@@ -76,7 +76,7 @@ def _rounded_away(made: torch.Tensor, expected: torch.Tensor) -> bool:
     return alike_else and float((made - expected).abs().max()) < _ROUNDING
 
 
-def _part(tensors: Mapping[Value, Any], graph: Graph, region: SplitRegion, start: int, stop: int) -> dict[Value, torch.Tensor]:
+def _part(tensors: Mapping[Value, Any], graph: Graph, region: SplitSet, start: int, stop: int) -> dict[Value, torch.Tensor]:
     """All values of one part."""
     here: dict[Value, torch.Tensor] = {}
     for value, dim in region.sliced.items():

@@ -138,7 +138,7 @@ class Captures:
     ) -> CapturedStep:
         """The program for the optimizer's state as it is now, to be compared with one captured before; nothing is tried or changed."""
         given = Given(args, kwargs, self.device, self.varying)
-        leaves, numbers = (False, ()) if like is None else (bool(like.left.words), like.numbers)
+        leaves, numbers = (False, ()) if like is None else (bool(like.outputs.words), like.numbers)
         with knowing(KnownKernels(laboratory)), standing_in(self.device, self.machine):
             if self.program is None:
                 return capture_inference(self.model, given, put_back=True, leaves=leaves, numbers=numbers)
@@ -166,19 +166,19 @@ class Captures:
         the first step is a program of its own: the next call finds what that has put there, and is captured anew.
         """
         first = self._captured(given, really)
-        if not (memos := first[-1].settling.memos):
+        if not (memos := first[-1].flags.memos):
             return first
         try:
-            first[-1].settling.put()
+            first[-1].flags.put()
             later = self._captured(given, really)
         finally:
-            first[-1].settling.put_back()
-        if later[-1].settling.memos:
-            raise CaptureError(later[-1].settling.memos[0].refusal)
+            first[-1].flags.put_back()
+        if later[-1].flags.memos:
+            raise CaptureError(later[-1].flags.memos[0].refusal)
         readings = first[-1].readings
         if len(first) != len(later) or any(map(difference, first, later)) or (readings and given.varying):
             return first
-        return tuple(each.with_settling(FlagRecorder(memos, readings), self.model) for each in later)
+        return tuple(each.with_flags(FlagRecorder(memos, readings), self.model) for each in later)
 
     def _captured(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         """Captures once more where the program draws from generators of its own: which is one that it had before shows then."""

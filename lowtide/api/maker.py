@@ -158,14 +158,14 @@ class StepMaker:
 
     def difference(self, captured: CapturedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
         """What the program does otherwise now than when it was captured, in words, "" where that is nothing; and whether it counts."""
-        if captured.settling.is_pending:
+        if captured.flags.is_pending:
             return "", False
         with replace(self.machine, tries=False).laboratory(self.capturing.trains) as laboratory:
             try:
                 now = self.capturing.again(*detached(args, kwargs), laboratory, captured)
             except CaptureError as error:
                 return "" if programs_own(error) is not None else f"it can be captured no more: {error}", False
-        counted = now.counted or next(map(str, now.settling.memos), "")
+        counted = now.counted or next(map(str, now.flags.memos), "")
         return (counted, True) if counted else (difference(captured, now), False)
 
     def reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:

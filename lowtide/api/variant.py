@@ -129,9 +129,9 @@ class Variant:
             or captured.alone
             or captured.guards
             or captured.readings
-            or captured.left.actions
-            or captured.left.sums
-            or captured.settling.memos
+            or captured.outputs.actions
+            or captured.outputs.sums
+            or captured.flags.memos
         )
         if bound or self.shape is not None or program.gradients or program.host:
             return False
@@ -151,11 +151,11 @@ class Variant:
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
-        return self.premises.holds() and self.fits_settings(now) and facts.hold((*self.captured.settling.to_read, *self.captured.readings))
+        return self.premises.holds() and self.fits_settings(now) and facts.hold((*self.captured.flags.to_read, *self.captured.readings))
 
     def fits_settings(self, now: View) -> bool:
         """Whether this is the program for the caller's settings, whatever the data are; `premises` tells of the rest."""
-        if self.captured.state_entries != now.caller.state_entries or not self.captured.left.holds() or not self.captured.settling.holds():
+        if self.captured.state_entries != now.caller.state_entries or not self.captured.outputs.holds() or not self.captured.flags.holds():
             return False
 
         def read(slot: Slot) -> Any:
@@ -193,7 +193,7 @@ class Variant:
             outputs[at] = outputs[at].detach()
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
         now.assign(slots, items, self.captured.constants)
-        before = self.captured.left.before()
-        self.captured.left.put(outputs[:results], before)
-        self.captured.settling.put()
+        before = self.captured.outputs.before()
+        self.captured.outputs.put(outputs[:results], before)
+        self.captured.flags.put()
         return self.captured.result(outputs[:results], before), stepped

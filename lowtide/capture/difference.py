@@ -43,7 +43,7 @@ def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     results = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
     if next(results) != next(results) or before.assigned != now.assigned:
         yield "which of its values the program returns or keeps has changed"
-    if before.left.words != now.left.words:
+    if before.outputs.words != now.outputs.words:
         yield "what the program puts into lists, dictionaries and attributes has changed"
     yield from _returned(before, now)
 
@@ -79,7 +79,7 @@ def _returned(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
 def _leaves(captured: CapturedStep) -> list[tree.Leaf]:
     count = len(captured.graph.outputs) - len(captured.assigned)
     try:
-        leaves = tree.flatten(captured.result([_MADE] * count, [_MADE] * len(captured.left.sums)))[0]
+        leaves = tree.flatten(captured.result([_MADE] * count, [_MADE] * len(captured.outputs.sums)))[0]
     except ValueError:  # of a text of whole numbers
         return []
     return [leaf for leaf in leaves if type(leaf.value) in (bool, int, float, str, type(None)) and leaf.value == leaf.value]

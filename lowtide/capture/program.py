@@ -141,11 +141,11 @@ def _closed(
     watch.refuse_survivors()
     if leaving is not None:
         leaving.refuse_survivors()
-    summed = next((str(memo) for memo in (*memos, *captured[-1].settling.memos) if memo.may_be_sum), "")
+    summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
     if (refilled or summed) and (leaving is not None or not names):
         raise LeavingError(refilled or summed)
-    settling = FlagRecorder((*captured[-1].settling.memos, *memos))
-    return tuple(replace(each, beside=beside, counted=refilled, settling=settling) for each in captured)
+    flags = FlagRecorder((*captured[-1].flags.memos, *memos))
+    return tuple(replace(each, beside=beside, counted=refilled, flags=flags) for each in captured)
 
 
 def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: OutputRecorder | None) -> CapturedStep:

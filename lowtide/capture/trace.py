@@ -103,7 +103,7 @@ class CapturedStep:
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
-    result: Callable[..., Any]  # the tensors of the result, and `left.before` -> what the program returns
+    result: Callable[..., Any]  # the tensors of the result, and `outputs.before` -> what the program returns
     computed: tuple[str, ...] = ()  # the arithmetic on numbers in it
     detached: tuple[int, ...] = ()  # outputs that are other tensors on memory of the caller's than the caller has
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
@@ -111,8 +111,8 @@ class CapturedStep:
     eager: HeldStorages = NOTHING_HELD  # but for those gradients
     conditions: tuple[Condition, ...] = ()  # on the graph's dimensions, under which this is the program
     beside: Beside = NOTHING  # what the program has read beside the model
-    left: StepOutputs = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
-    settling: FlagRecorder = field(default_factory=FlagRecorder)  # what it puts in the place of numbers and texts that it has read, once
+    outputs: StepOutputs = NOTHING_LEFT  # what each step puts into places of the caller's; what leaves are the last tensors of the result
+    flags: FlagRecorder = field(default_factory=FlagRecorder)  # what it puts in the place of numbers and texts that it has read, once
     counted: str = ""  # what it has put into containers, which a captured step would not; "" where that is nothing
     numbers: tuple[Position, ...] = ()  # places of numbers that it could have as inputs
 
@@ -121,12 +121,12 @@ class CapturedStep:
         """What eager holds for longer than the graph needs it."""
         return replace(self.eager, values=self.gradients)
 
-    def with_settling(self, settling: FlagRecorder, model: nn.Module) -> CapturedStep:
+    def with_flags(self, flags: FlagRecorder, model: nn.Module) -> CapturedStep:
         """The program after a first step, which runs it as well: what that puts somewhere is no reason to capture anew."""
-        holders = {(id(memo.place.holder), memo.place.name) for memo in settling.memos}
+        holders = {(id(memo.place.holder), memo.place.name) for memo in flags.memos}
         read = frozenset((path, name) for path, name in self.read if (id(model.get_submodule(path)), name) not in holders)
         places = tuple(place for place in self.beside.places if (id(place.holder), place.name) not in holders)
-        return replace(self, settling=settling, read=read, beside=replace(self.beside, places=places))
+        return replace(self, flags=flags, read=read, beside=replace(self.beside, places=places))
 
     def to_assign(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """Slots and what goes into them, given what the program made for `assigned`, in the order that eager's `state_dict` shows."""
@@ -323,8 +323,8 @@ class Trace:
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.held_storages(graph),
             self.symbols.conditions(),
-            left=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
-            settling=FlagRecorder(tuple(self.reads.memos(self.model))),
+            outputs=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
+            flags=FlagRecorder(tuple(self.reads.memos(self.model))),
         )
 
 

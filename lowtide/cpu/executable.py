@@ -67,14 +67,14 @@ class LoadedNetwork:
     Several threads run as long as that is faster; `always` where it is not, too.
     """
 
-    def __init__(self, described: NetworkSpec, team: Team, always: bool = False) -> None:
-        self.its, self.team, self.always, self.lock = described, team, always, threading.Lock()
+    def __init__(self, spec: NetworkSpec, team: Team, always: bool = False) -> None:
+        self.its, self.team, self.always, self.lock = spec, team, always, threading.Lock()
         self.kept: torch.Tensor | None = None
         self._experience = Experience()
         self.experience_at = None if always else ctypes.addressof(self._experience)
-        self._arena = aligned(described.arena_bytes // 4 + _SLACK_ELEMENTS)
-        self._looks = [([int(size) for size in value.shape], [int(step) for step in value.stride]) for value in described.results]
-        self._at = (ctypes.c_void_p * (2 + len(described.live) + len(described.results)))()
+        self._arena = aligned(spec.arena_bytes // 4 + _SLACK_ELEMENTS)
+        self._looks = [([int(size) for size in value.shape], [int(step) for step in value.stride]) for value in spec.results]
+        self._at = (ctypes.c_void_p * (2 + len(spec.live) + len(spec.results)))()
         self._at[0] = self._arena.data_ptr()
 
     @property
@@ -196,8 +196,8 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 class NetworkCalls:
     """Calls a network with constants that may change."""
 
-    def __init__(self, described: NetworkSpec, team: Team, always: bool = False) -> None:
-        self._its, self._team, self._held = described, team, LoadedNetwork(described, team, always)
+    def __init__(self, spec: NetworkSpec, team: Team, always: bool = False) -> None:
+        self._its, self._team, self._held = spec, team, LoadedNetwork(spec, team, always)
         self._constants, self._numbers = Constants(()), Numbers((), team)
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
@@ -291,9 +291,9 @@ _MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel c
 def loaded_region(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> LoadedNetwork:
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
     its = network_of(StagedBody.of(region.body, region.fixed, target()), region.joined, placing)
-    described = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
-    loaded = LoadedNetwork(replace(described, recipes=(), wanted=(), constants=list), team())
-    loaded.keep(packed(described, constants))
+    spec = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
+    loaded = LoadedNetwork(replace(spec, recipes=(), wanted=(), constants=list), team())
+    loaded.keep(packed(spec, constants))
     return loaded
 
 

@@ -4,7 +4,7 @@ A part by itself reads what another stage has written some time ago, and its res
 Joined, what is between the operators comes from where the ring or the tile fits, and what goes in and out from where it fits by itself;
 but all weights pass once for each row of a ring, and inputs and results once for each tile of channels.
 
-A CPU as the model of kernels sees it: arithmetic, caches, memory, and what it costs to have threads wait for one another.
+The CPU of this model has arithmetic, caches, memory, and a price at which threads wait for one another.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A body as a network: its source, its arena, and the constants that are prepared for it.
 
-When buffers of the arena live, as a problem of addresses: from the stage that first writes one to the end of the last that reads it.
+A buffer of the arena lives from the stage that first writes it to the end of the last that reads it: a problem of addresses.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StagedBody:
 
 
 def network_of(staged: StagedBody, joined: Sequence[int], placing: Placing) -> Network:
-    """The network of a body, with the blocks that `choosing` has numbered."""
+    """The network of a body, with the blocks that `choice` has numbered."""
     body, fixed = staged.body, staged.fixed
     stages = with_blocks(staged.stages, joined)
     addresses, arena_bytes, elements = staged.addresses(stages, placing)

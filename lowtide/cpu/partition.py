@@ -14,9 +14,8 @@ between them but their edge, as a third cluster on such a path would have a stag
 That holds for one merge. After it stages change, by one at most, so they are computed anew: first raised, as what follows the upstream
 cluster now follows all that the downstream one needs, then lowered to the longest path again.
 
-Disjoint sets of nodes that make up a graph, without cycles between them, in an order in which they can run.
-
-How hard operators are to tune: linear in the extents of their loops (AGO, equation 1); a cluster weighs what its operators do.
+A partition is disjoint sets of nodes that make up a graph, without cycles between them, in an order in which they can run. A cluster
+weighs what its operators do: how hard they are to tune is linear in the extents of their loops (AGO, equation 1).
 """
 
 from __future__ import annotations

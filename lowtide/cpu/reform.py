@@ -4,9 +4,8 @@
     chain   parts of one cluster, each of which is all that reads the result of the one before
     group   parts that run as one kernel, and the scheme by which they do; a part alone has none
 
-`reform(partition, costs)` gives the groups of a graph in an order in which they can run. No torch, no measuring: `costs` knows.
-
-Ways to run several complex operators as one kernel without repeated work (AGO, section III-B2), and where each is legal.
+`choice.reform(partition, costs)` gives the groups of a graph in an order in which they can run. No torch, no measuring: `costs` knows.
+Here are also the ways to run several complex operators as one kernel without repeated work (AGO, section III-B2), and where each is legal:
 
 ROWS      row by row: a ring holds the rows that windows still need; between rows nothing is cut, so that no loop that reads an
           element again is. A thread repeats what the windows of its first row need of the thread before

@@ -122,7 +122,7 @@ _HERE = (
     "#define HERE(share) ((share) % LOWTIDE_PARTS == LOWTIDE_PART)",
 )  # fmt: skip
 _HIDDEN = '__attribute__((visibility("hidden")))'
-SinglePeer: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map  # all but blocks
+SingleStage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map  # all but blocks
 _CACHED_BYTES = 128 * 1024  # of rows that stay near while all panels pass them
 _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
 
@@ -199,7 +199,7 @@ def _stage(name: str, stage: Stage, context: Context, functors: Functors) -> lis
     return [head, *given, f"  {call};", "}"]
 
 
-def _call(stage: SinglePeer, context: Context) -> str | list[str]:
+def _call(stage: SingleStage, context: Context) -> str | list[str]:
     addresses = context.addresses
     if isinstance(stage, Map):
         return map_body(stage, addresses.of)

@@ -5,20 +5,16 @@
             a program that may end before the optimizer's writes returns a tuple there;
             `step(inputs, host)` where storages go to the host and back, `runtime.copies` says what it is given then
 
-A graph over dimensions becomes one program for all their numbers: its head reads these from what it is given, see `sizes`.
+A graph over dimensions becomes one program for all their numbers: its head reads these from what it is given.
 
 The program calls operators directly; whoever runs it turns autograd and autocast off. Nothing in it comes from a file unchecked:
 operators are names of three identifiers, variables are made here, everything else is a literal. A node with a body is a Python loop, see
 `loops`; a region is called by its first result's name, from the `regions` that the program is given.
-`out=` forms are called only to work in the
-memory of an input that dies, or of a loop's result: for what is allocated, PyTorch's allocator or the arena stands.
+`out=` forms are called only to work in the memory of an input that dies, or of a loop's result: for what is allocated, PyTorch's
+allocator or the arena stands.
 
-The sizes that a program computes at its head: dimensions, read from what it is given, then what its arguments make of them, each once.
-
-    takes   a graph over dimensions
-    leaves  lines, and a variable for every expression that stands among its arguments
-
-The text of an expression is made from its parts (`ir.shapes.evaluate`), its dimensions named by variables of the program's own.
+The head of a program over dimensions reads them from what it is given, then computes each expression that stands among its arguments,
+once. The text of an expression is made from its parts (`ir.shapes.evaluate`), its dimensions named by variables of the program's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The lines of one node, and of what dies with it: what programs and the bodies of loops are made of.
 
-How Python calls an operator quickest: by the method or function that torch generates for it, not through `torch.ops`.
-
-Both end in the same call of the dispatcher, to the argument. `torch.ops` reads each argument by its type in the schema, lists of numbers
+Python calls an operator quickest by the method or function that torch generates for it, not through `torch.ops`. Both end in the same call of the dispatcher, to the argument. `torch.ops` reads each argument by its type in the schema, lists of numbers
 worst of all: 7 us for `aten.as_strided.default(x, [16, 64], [192, 1], 0)`, where `x.as_strided([16, 64], [192, 1], 0)` takes 3.
 Operators stand here by name where that is so for all that a graph may hold; `tests/lower/test_spelling.py` holds each to torch.
 """

@@ -125,7 +125,7 @@ class CandidateArchive:
         return bound_us if math.isfinite(bound_us) else 0.0
 
     def plan(self, point: Point, by_order: Plan) -> Plan:
-        """A point as a plan, not yet checked; `kept` is the one without recomputation."""
+        """A point as a plan, not yet checked; `by_order` is the one without recomputation."""
         candidate = self.candidates[point.problem]
         done = rematerialise(candidate.graph, point.sequence.tolist())
         sizes = tuple(map(int, done.of_origins(candidate.workspace_bytes, 0)))

@@ -26,7 +26,7 @@ from lowtide.rewrite.loads import alike, begun_apart, taken_once
 from lowtide.rewrite.rewritings import rewritten_as
 from lowtide.split.graphs import FoundGraph, prepared
 from lowtide.split.rewrite import Loops
-from lowtide.split.sets import FissionTree, SplitRegion
+from lowtide.split.sets import FissionTree, SplitSet
 
 _WHOLE = "_whole_v1"  # what a body calls its place in a result
 
@@ -68,7 +68,7 @@ def split_as(graph: Graph, saved: Graph) -> Graph | None:
     """The graph with the sets in parts that run so in a graph that was made of one that looks like it; None where it has no such sets."""
     loops = Loops(graph)
     makers = {value.name: place for place, node in enumerate(graph.nodes) for value in node.results}
-    parts: dict[SplitRegion, int] = {}
+    parts: dict[SplitSet, int] = {}
     seen: set[frozenset[int]] = set()
     for node in saved.nodes:
         if is_loop(node):
@@ -106,7 +106,7 @@ def _made(body: Graph) -> Iterator[str]:
     return (value.name.removesuffix(_WHOLE) for node in body.nodes for value in node.results)
 
 
-def _regions(loops: Loops, body: Graph, makers: dict[str, int], places: frozenset[int]) -> Iterator[SplitRegion]:
+def _regions(loops: Loops, body: Graph, makers: dict[str, int], places: frozenset[int]) -> Iterator[SplitSet]:
     """The regions of just these nodes, along what a body is cut along."""
     for node in body.nodes:
         for value, dim in _cut(node):

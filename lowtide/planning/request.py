@@ -1,8 +1,7 @@
-"""What is asked of planning: the limit, as users write it and in bytes; the machine; how far to look, and who looks on.
+"""What is asked of planning: a limit, the machine, how far to look, and who looks on.
 
-How far to look under a limit, in three levels of which each holds all that the one before finds: more effort is never worse.
-
-Limits as users write them: `memory=2**33`, `memory="8GiB"`, `memory="60%"`, `latency=1.1`.
+Users write limits as `memory=2**33`, `memory="8GiB"`, `memory="60%"`, `latency=1.1`; a search knows bytes and times.
+Effort has three levels, of which each holds all that the one before finds: more effort is never worse.
 """
 
 from __future__ import annotations

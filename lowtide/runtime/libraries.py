@@ -35,7 +35,7 @@ _HEARD_BYTES = 2**16  # of what it says: its first complaint is among them
 
 
 class NativeError(Exception):
-    """Why there is no such library here, in words that go on after "runs without an arena: "."""
+    """Why there is no such library here, in words that go on after a colon."""
 
 
 def compile_library(source: Path, target: Path, options: Sequence[str] = FLAGS, linked: Sequence[str] = (), parts: int = 1) -> None:
@@ -133,13 +133,13 @@ class LibraryRecipe:
     is_library: bool = True  # for the system's loader
 
 
-def library(directory: Path | None, name: str, making: LibraryRecipe) -> Any:
+def library(directory: Path | None, name: str, recipe: LibraryRecipe) -> Any:
     """What was built before below `directory`, or is now. Raises NativeError."""
     try:
         folder = _folder(directory)
         if folder is None:
-            return _build(None, name, making)
-        return _built_before(folder / name, making) or _build(folder, name, making)
+            return _build(None, name, recipe)
+        return _built_before(folder / name, recipe) or _build(folder, name, recipe)
     except OSError as error:
         raise NativeError(f"it cannot be built ({error})") from error
 
@@ -161,13 +161,13 @@ def _folder(directory: Path | None) -> Path | None:
         return None
 
 
-def _built_before(path: Path, making: LibraryRecipe) -> Any:
+def _built_before(path: Path, recipe: LibraryRecipe) -> Any:
     """The library that was built before; None where there is none that loads, and then nothing is in its place."""
     if not _is_own(path):
         return None
     try:
         if _is_sealed(path):
-            return making.opened(path)
+            return recipe.opened(path)
     except NativeError:
         pass
     with suppress(OSError):
@@ -201,17 +201,17 @@ def unsealed(written: bytes) -> bytes:
     return content if written.endswith(seal(content)) else written
 
 
-def _build(folder: Path | None, name: str, making: LibraryRecipe) -> Any:
+def _build(folder: Path | None, name: str, recipe: LibraryRecipe) -> Any:
     """Compile to a file elsewhere, load and try it, then put it in its place, if there is one."""
     if folder is not None and not _can_build_in(folder):
-        warn_not_cached(f"{folder} has no room for {making.what}, or does not let it run")
+        warn_not_cached(f"{folder} has no room for {recipe.what}, or does not let it run")
         folder = None
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as piece:
         draft = Path(piece) / name
-        making.compiled(draft)
-        if making.is_library:
+        recipe.compiled(draft)
+        if recipe.is_library:
             _check_is_whole(draft.read_bytes())
-        library = making.opened(draft)
+        library = recipe.opened(draft)
         if folder is not None:
             _keep(draft, folder / name)
         return library

@@ -97,7 +97,7 @@ class Dimensions:
     graph: Graph
     axes: tuple[tuple[Axis, ...], ...]  # by node
     axis_components: tuple[tuple[int, ...], ...]  # by node, by axis: the component that it belongs to
-    first: Mapping[Value, int]  # where the dimensions of a value begin in `part_of`
+    first: Mapping[Value, int]  # where the dimensions of a value begin among all
     component_of: tuple[int, ...]
     count: int  # of components
 

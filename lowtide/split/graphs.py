@@ -1,8 +1,6 @@
 """Graphs that compute what the captured one does up to rounding, some of their sets part by part: those that are worth a search.
 
-Would it help to split the loss? Logits, their loss and its gradient part by part: what to tell who asks for eager's numbers.
-
-The logits of a language model are as large as its vocabulary is, and there are several such tensors at once. Run in parts they need little,
+Where eager's numbers are asked for none is taken; whether it would help to split the loss is told all the same. The logits of a language model are as large as its vocabulary is, and there are several such tensors at once. Run in parts they need little,
 at hardly any cost in time; but sums are rounded otherwise, so that it is done with `exact=False` alone.
 """
 

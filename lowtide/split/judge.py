@@ -4,7 +4,7 @@ Before a split graph is chosen, none of its parts is measured. A node that is ru
 there are parts, corrected by how right those rates are about the whole node; so small parts cost more than their share, as far as rates
 know. A body is priced once for each size of a part, whatever graphs it is in.
 
-A loop's body at parts of any size: what its nodes are there, and its peak, without the whole graph being written for each size.
+Nor is the whole graph written for each size of a part: a body gives its nodes and its peak at any size.
 
 The limits are the same for all graphs that are compared, in even steps from the peak of the program as it stands down to what is resident.
 What its parent did best within a limit is a graph's first guess there, what it did best itself one step above is the second.

@@ -1,4 +1,4 @@
-"""What the components of a dimension graph are called, and how they are told: `print(Table.of(dimensions))`.
+"""What the components of a dimension graph are called, and how they are told: `print(ComponentTable.of(dimensions))`.
 
 A component is named by the strongest of its signs: a named dimension of the example's shapes; its place in the batch ("batch", "tokens",
 "channels", "height", "width"); heads of an attention, classes of a loss; channels of a convolution. One without signs is called after

@@ -2,7 +2,7 @@
 
 For each component and each phase, the nodes that it runs through make a graph of their own; its dominators are scored by what stands at
 the peak. Scores are put into levels, and of each level the deepest nodes give a set each: what they dominate, as far as it is legal
-(`regions`), around the largest value at the peak that is made within.
+(`sets`), around the largest value at the peak that is made within.
 
 Otherwise than the paper: below its L equal intervals of the score come halvings of the lowest, since a block's share of a deep network's
 heat is small; phases stand beside the whole step, for which what an earlier phase left is given as weights are: the backward half of a
@@ -19,7 +19,7 @@ import numpy as np
 
 from lowtide.ir.graph import Graph, Kind, Storage, Value
 from lowtide.split.dominators import Borders, Dominators, Heat
-from lowtide.split.sets import Grown, Regions, SplitRegion
+from lowtide.split.sets import Grown, Regions, SplitSet
 
 _HALVINGS = 8  # below the lowest interval
 _MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each visits those between its ends, four times
@@ -29,7 +29,7 @@ _MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each 
 class SplitCandidate:
     """A region, and why it is one."""
 
-    region: SplitRegion
+    region: SplitSet
     score_bytes: float  # equation 4, of the dominated set that it came of
     saved_bytes: int  # at the peak, by two parts: half of what it makes and nobody else reads
 
@@ -193,7 +193,7 @@ def _nbytes(value: Value) -> int:
     return value.storage.nbytes if isinstance(value.storage.nbytes, int) else 0
 
 
-def _saved_bytes(regions: Regions, region: SplitRegion, hot: Mapping[Storage, int]) -> int:
+def _saved_bytes(regions: Regions, region: SplitSet, hot: Mapping[Storage, int]) -> int:
     """What two parts save of what the region makes at the peak: what leaves the region stays whole, or lies where what it is given lay."""
     leaving = {value.storage for value in (*region.written, *region.accumulated)} - _laid_over(regions, region)
     nodes = (regions.graph.nodes[place] for place in region.axes)
@@ -201,7 +201,7 @@ def _saved_bytes(regions: Regions, region: SplitRegion, hot: Mapping[Storage, in
     return sum(hot[storage] for storage in storages if storage in hot and storage not in leaving) // 2
 
 
-def _laid_over(regions: Regions, region: SplitRegion) -> set[Storage]:
+def _laid_over(regions: Regions, region: SplitSet) -> set[Storage]:
     """The largest storage that parts may leave in the place of what they are given, as far as that is read by nobody later."""
     read_last = [value for value in region.sliced if value in regions.makers and regions.readers[value][-1] in region.axes]
     able = [

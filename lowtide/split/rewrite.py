@@ -11,7 +11,7 @@ random numbers, decides anything or goes to the host.
 
 Views are free. Those of what is shared are taken in each part, and those that others read are taken again outside, of the whole result.
 
-In which of its arguments a loop may leave its first result: a part of it goes where the part lay that it was made of.
+A loop may leave its first result in one of its arguments: a part of it goes where the part lay that it was made of.
 
     y = fission.loop(x, w, along=(0, None), into=(0,), ...)  inplace(x, fission.loop)
         def body(x, w, y): each part reads x[start:end] for the last time, then writes y[start:end], which may be the same memory
@@ -47,7 +47,7 @@ from lowtide.split.dimensions import Dimensions
 from lowtide.split.names import AlikeParts, ComponentTable
 from lowtide.split.parts import Parts
 from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse
-from lowtide.split.sets import FissionTree, Regions, SplitRegion
+from lowtide.split.sets import FissionTree, Regions, SplitSet
 
 
 def takes(node: Node) -> tuple[tuple[Value, str], ...]:
@@ -100,7 +100,7 @@ def _works_in(node: Node, read: Sequence[Value]) -> bool:
     return all(any(value is taken for taken, _ in node.inplace) for value in read)
 
 
-EarlierNumber: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
+Predecessors: TypeAlias = "Sequence[Sequence[int]]"  # by place in a graph, the places of the nodes that must come before
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class SetLoop:
         return replace(self, loop=loop)
 
 
-def looped(graph: Graph, wanted: Split, parts: int, before: EarlierNumber | None = None) -> SetLoop:
+def looped(graph: Graph, wanted: Split, parts: int, before: Predecessors | None = None) -> SetLoop:
     """A set of a graph as a loop of so many parts. `before` are the graph's predecessors, if the caller has them.
 
     Raises CheckError saying what is in the way, for a set that cannot be split so.
@@ -132,7 +132,7 @@ def looped(graph: Graph, wanted: Split, parts: int, before: EarlierNumber | None
     return SetLoop(wanted.nodes, loop, tuple(ends), frozenset(views))
 
 
-def with_loops(graph: Graph, loops: Sequence[SetLoop], before: EarlierNumber | None = None) -> Rewritten:
+def with_loops(graph: Graph, loops: Sequence[SetLoop], before: Predecessors | None = None) -> Rewritten:
     """The graph with loops in the places of their sets, which lie apart. `before` as for `looped`.
 
     A loop stands where the last node of its set did, or later; nothing else moves further than it has to. Raises CheckError where two of
@@ -171,7 +171,7 @@ def _following(node: Node, forward: dict[Node, tuple[Node, ...]]) -> Node:
     return following(node, {before: forward[before] for before in node.after if before in forward}) if node.after else node
 
 
-def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], preds: EarlierNumber) -> Iterator[tuple[int, int]]:
+def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], preds: Predecessors) -> Iterator[tuple[int, int]]:
     """Loops as (number, -1), views of theirs for others as (number, place), and other nodes as (-1, place), in an order that is right."""
     count = len(graph.nodes)
     views = {node for each in loops for node in each.views}
@@ -221,7 +221,7 @@ def _named(graph: Graph, wanted: Split) -> Split:
     return replace(wanted, part_name=name)
 
 
-def _check_convex(graph: Graph, inside: set[Node], before: EarlierNumber) -> None:
+def _check_convex(graph: Graph, inside: set[Node], before: Predecessors) -> None:
     """Raises CheckError where one of the set comes after a node outside that comes after one of the set, or a node is not of this graph."""
     places = [index for index, node in enumerate(graph.nodes) if node in inside]
     if not places or len(places) < len(inside):
@@ -340,14 +340,14 @@ class Loops:
         split = [self.divided(tree.regions[number], tree.parts[number]) for number in tree.split]
         return with_loops(self.graph, split, self.regions.before).graph if split else self.graph
 
-    def divided(self, region: SplitRegion, parts: int) -> SetLoop:
+    def divided(self, region: SplitSet, parts: int) -> SetLoop:
         """A region as a loop of so many parts. Raises CheckError where it cannot be one."""
         known = self.looped(region)
         if known is None:
             raise CheckError(f"fission: expected a set that can run in parts, got one of {len(region.axes)} nodes that cannot")
         return known.with_loop(divided(known.loop, parts))
 
-    def looped(self, region: SplitRegion) -> SetLoop | None:
+    def looped(self, region: SplitSet) -> SetLoop | None:
         """A region as a loop of some parts; None where it cannot be one."""
         key = region.component, region.bits
         if key not in self._known:
@@ -360,7 +360,7 @@ class Loops:
                 self._known[key] = None
         return self._known[key]
 
-    def _name(self, region: SplitRegion) -> str:
+    def _name(self, region: SplitSet) -> str:
         """What people call what a region is cut along: "batch", and "tokens" where it is cut between those, too."""
         line = self._lines.get(region.component)
         if line is None:

@@ -1,6 +1,7 @@
 """What a split does to each tensor: cut along a dimension, put together from what parts make, or whole in every part.
 
-May a set be split? What the paper asks for (MAGIS, section 4.2), and what writes and random numbers ask for beyond that.
+`check_set` says whether a set may be split at all: what the paper asks for (MAGIS, section 4.2), and what writes and random numbers ask
+for beyond that.
 """
 
 from __future__ import annotations

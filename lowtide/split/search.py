@@ -9,7 +9,7 @@ its loops cost. States are known by what they split, so that none is judged twic
 Nothing here knows a limit that is asked for, reads a clock or measures: the same graph at the same prices always gives the same graphs.
 Effort is counted in states. Planning searches what is chosen in earnest, and compares.
 
-Regions that repeated blocks have alike: they are split together, at the price of one.
+Sets that repeated blocks have alike (`groups_of`) are split together, at the price of one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lowtide.ir.graph import Graph
 from lowtide.split.judge import Judge, JudgedGraph, Prices
 from lowtide.split.proposals import SplitCandidate, candidates_of
 from lowtide.split.rewrite import Loops
-from lowtide.split.sets import FissionTree, SplitRegion
+from lowtide.split.sets import FissionTree, SplitSet
 
 
 @dataclass(frozen=True, eq=False)
 class AlikeRegions:
     """Regions that lie apart, run the same operators on the same shapes, and are cut alike."""
 
-    regions: tuple[SplitRegion, ...]
+    regions: tuple[SplitSet, ...]
     saved_bytes: int  # at the peak, by two parts of each
 
     @property
@@ -64,7 +64,7 @@ def _apart(members: Iterable[SplitCandidate]) -> AlikeRegions:
     return AlikeRegions(tuple(each.region for each in chosen), sum(each.saved_bytes for each in chosen))
 
 
-def _look(graph: Graph, region: SplitRegion) -> tuple[Hashable, ...]:
+def _look(graph: Graph, region: SplitSet) -> tuple[Hashable, ...]:
     nodes = ((graph.nodes[place], axis) for place, axis in region.axes.items())
     return region.units, *((node.op, axis.extent, axis.sliced, *(value.shape for value in node.results)) for node, axis in nodes)
 

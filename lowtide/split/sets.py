@@ -12,7 +12,7 @@ in reverse. A node joins along an axis of the wanted component of the dimension 
 So a set is connected and convex by construction. What draws random numbers, normalises over the dimension or is closed for another
 reason has no axis, and stays outside.
 
-Which sets are split, and into how many parts: MAGIS's fission hierarchy tree (section 4.3), as far as sets that lie apart need it.
+`FissionTree` says which sets are split, and into how many parts: MAGIS's fission hierarchy tree (section 4.3), as far as sets that lie apart need it.
 
 A tree holds candidates, the largest first, and a number of parts for each; 1 is a candidate that is not split. Of the paper's mutations
 (section 5.1) there is one: a set is split only where nothing that is split touches it.
@@ -40,11 +40,11 @@ from lowtide.split.dominators import Borders, Dominators
 class FissionTree:
     """Candidates by number, the largest first."""
 
-    regions: tuple[SplitRegion, ...]
+    regions: tuple[SplitSet, ...]
     parts: tuple[int, ...]
 
     @classmethod
-    def of(cls, regions: Sequence[SplitRegion]) -> FissionTree:
+    def of(cls, regions: Sequence[SplitSet]) -> FissionTree:
         ordered = sorted(regions, key=lambda region: (-len(region.axes), region.bits, region.component))
         return cls(tuple(ordered), (1,) * len(ordered))
 
@@ -66,7 +66,7 @@ class FissionTree:
 
 
 @dataclass(frozen=True, eq=False)
-class SplitRegion:
+class SplitSet:
     """A legal set, along which axis each node is cut, and what becomes of the values at its border."""
 
     component: int  # of the dimension graph
@@ -197,14 +197,14 @@ class Regions:
 
     @cached_property
     def trees(self) -> dict[tuple[int, int, int], Grown]:
-        """What `candidates` has found of components and phases: whatever stands at a peak, their dominators are the same."""
+        """What `candidates_of` has found of components and phases: whatever stands at a peak, their dominators are the same."""
         return {}
 
     @cached_property
-    def _known(self) -> dict[tuple[Value, int, tuple[int, ...], bool], SplitRegion | None]:
+    def _known(self) -> dict[tuple[Value, int, tuple[int, ...], bool], SplitSet | None]:
         return {}
 
-    def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> SplitRegion | None:
+    def around(self, anchor: Value, dim: int, wanted: Sequence[int], *, fine: bool = False) -> SplitSet | None:
         """The region of nodes at some of these places, in program order, around a value along one of its dimensions.
 
         None where nothing but views can be cut with it, or into nothing. `fine`: only of nodes that can be cut wherever the value can, as
@@ -216,7 +216,7 @@ class Regions:
             self._known[key] = self._around(anchor, dim, wanted, fine)
         return self._known[key]
 
-    def _around(self, anchor: Value, dim: int, wanted: Sequence[int], fine: bool) -> SplitRegion | None:
+    def _around(self, anchor: Value, dim: int, wanted: Sequence[int], fine: bool) -> SplitSet | None:
         start = self.makers.get(anchor)
         if start is None or not wanted:
             return None
@@ -273,7 +273,7 @@ class Regions:
                 return True
         return False
 
-    def _region(self, growing: _Growing, component: int) -> SplitRegion | None:
+    def _region(self, growing: _Growing, component: int) -> SplitSet | None:
         axes = dict(sorted(growing.axes.items()))
         units = gcd(*(axis.extent for axis in axes.values() if isinstance(axis.extent, int)))
         if units < 2:
@@ -290,7 +290,7 @@ class Regions:
         if any(merges_apart(node, growing.cut, storages) for node in nodes):
             return None
         merges = {value: role for node, axis in zip(nodes, axes.values(), strict=True) for value, role in _roles(node, axis)}
-        return SplitRegion(
+        return SplitSet(
             component,
             axes,
             units,

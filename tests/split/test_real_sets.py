@@ -16,7 +16,7 @@ from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rewrite.losses import make_anew, sum_losses
 from lowtide.split.dimensions import Dimensions, cut_by
 from lowtide.split.names import ComponentTable
-from lowtide.split.sets import SplitRegion
+from lowtide.split.sets import SplitSet
 from tests.fission_programs import evaluated, wrong_results
 from tests.splits import candidates
 
@@ -49,22 +49,22 @@ def trained(name: str, length: int = _TOKENS, dropout: float = 0.1) -> Graph:
 
 
 @functools.cache
-def regions(graph: Graph) -> list[SplitRegion]:
+def regions(graph: Graph) -> list[SplitSet]:
     return [each.region for each in candidates(graph)]
 
 
-def count(graph: Graph, region: SplitRegion, *parts: str) -> int:
+def count(graph: Graph, region: SplitSet, *parts: str) -> int:
     """How many nodes have a name with one of these parts."""
     return sum(any(part in graph.nodes[place].op for part in parts) for place in region.axes)
 
 
-def cut_at(graph: Graph, region: SplitRegion, part: str) -> set[int]:
+def cut_at(graph: Graph, region: SplitSet, part: str) -> set[int]:
     """The dimensions along which nodes of such a name are cut, by their first argument."""
     nodes = [(graph.nodes[place], axis) for place, axis in region.axes.items() if part in graph.nodes[place].op]
     return {dim for node, axis in nodes for value, dim in cut_by(node, axis) if value is node.args[0]}
 
 
-def of_module(graph: Graph, region: SplitRegion, part: str) -> list[str]:
+def of_module(graph: Graph, region: SplitSet, part: str) -> list[str]:
     """The operators of a region that modules of such a name run."""
     nodes = (graph.nodes[place] for place in region.axes)
     return [node.op for node in nodes if node.source is not None and part in node.source.module]

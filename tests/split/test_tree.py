@@ -4,13 +4,13 @@ import pytest
 
 from lowtide.errors import CheckError
 from lowtide.ir.operators.axes import Axis
-from lowtide.split.sets import FissionTree, SplitRegion
+from lowtide.split.sets import FissionTree, SplitSet
 
 _AXIS = Axis(8, (), ())
 
 
-def region(*places: int, part: int = 0, units: int = 8) -> SplitRegion:
-    return SplitRegion(part, dict.fromkeys(places, _AXIS), units, {}, (), {}, {})
+def region(*places: int, part: int = 0, units: int = 8) -> SplitSet:
+    return SplitSet(part, dict.fromkeys(places, _AXIS), units, {}, (), {}, {})
 
 
 def test_sets_are_split_that_lie_apart_and_have_the_units():

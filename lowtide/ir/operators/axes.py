@@ -174,14 +174,14 @@ def _replaced(arg: Arg, path: Path, instead: Mapping[Path, Arg]) -> Arg:
     return tuple(_replaced(item, (*path, position), instead) for position, item in enumerate(arg)) if isinstance(arg, tuple) else arg
 
 
-NodeLocation: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's position: a path, or a number for args[number]
+DimsByArgument: TypeAlias = Mapping[Any, int]  # dimensions of arguments, by the argument's position: a path, or a number for args[number]
 
 SUM, MEAN, SAME = Reduced(Combine.SUM), Reduced(Combine.MEAN), Reduced(Combine.SAME)
 
 
 def axis(
     node: Node,
-    sliced: NodeLocation,
+    sliced: DimsByArgument,
     result_roles: Mapping[int, Role],
     sizes: Sequence[Path] = (),
     instead: Mapping[Path, Arg] | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import SAME, SUM, Access, Axis, Index, Nest, NestLoop, NodeLocation, axis, given
+from lowtide.ir.operators.axes import SAME, SUM, Access, Axis, DimsByArgument, Index, Nest, NestLoop, axis, given
 from lowtide.ir.operators.row import Count, Fusion, MaskSplit, Operator
 from lowtide.ir.operators.shapes import bytes_of, made_shape, read_bytes, shape_of
 
@@ -44,7 +44,7 @@ def convolution_backward(node: Node) -> Iterator[Axis]:
         yield from axis(node, {0: 1, 1: 1, 2: 0}, {0: 1, 1: 0, 2: 0}, [*bias, (9,)])
     if _of_one_element(weight, node.args[4:9]):
         for dim in range(2, len(x.shape)):
-            sliced: NodeLocation = {0: dim, 1: dim}
+            sliced: DimsByArgument = {0: dim, 1: dim}
             yield from axis(node, sliced, {0: dim, 1: SUM, 2: SUM})
 
 

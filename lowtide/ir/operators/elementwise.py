@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes import Axis, NodeLocation, axis, tensor_paths
+from lowtide.ir.operators.axes import Axis, DimsByArgument, axis, tensor_paths
 from lowtide.ir.operators.row import AxesRule, Draws, Fake, Fusion, Operator, ReadsResult, WithWrites
 
 
@@ -22,7 +22,7 @@ def broadcast(node: Node) -> Iterator[Axis]:
     if any(value is not None and value.shape != result.shape for value in node.outputs):
         return
     for dim in range(rank):
-        sliced: NodeLocation = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, result, dim - rank)}
+        sliced: DimsByArgument = {path: dim - rank for path, value in tensor_paths(node) if _spans(value, result, dim - rank)}
         yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim))
 
 

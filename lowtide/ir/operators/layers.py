@@ -8,7 +8,7 @@ from typing import Any
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes import MEAN, SAME, SUM, Axis, Combine, NodeLocation, Reduced, Role, axis, given, number
+from lowtide.ir.operators.axes import MEAN, SAME, SUM, Axis, Combine, DimsByArgument, Reduced, Role, axis, given, number
 from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator, Statistics, WithWrites
 from lowtide.ir.operators.shapes import Bounds, bytes_of, ints, read_bytes
 from lowtide.ir.sizes import ITEM_BYTES
@@ -65,7 +65,7 @@ def batch_norm_backward(node: Node) -> Iterator[Axis]:
     if value is None:
         return
     training = node.args[7] is not False
-    saved: NodeLocation = {5: 0, 6: 0} if training else {}
+    saved: DimsByArgument = {5: 0, 6: 0} if training else {}
     yield from axis(node, {0: 1, 1: 1, 2: 0, 3: 0, 4: 0, **saved}, {0: 1, 1: 0, 2: 0})
     if not training:
         for dim in (0, *range(2, len(value.shape))):
@@ -79,7 +79,7 @@ def likelihood(node: Node) -> Iterator[Axis]:
         return
     reduction, total = number(node, 3, "reduction", _MEAN), node.outputs[1]
     for dim in (0, *range(2, len(scores.shape))):
-        sliced: NodeLocation = {0: dim, 1: dim - (dim > 0)}
+        sliced: DimsByArgument = {0: dim, 1: dim - (dim > 0)}
         if reduction == _NONE:
             yield from axis(node, sliced, {0: sliced[1], 1: SAME})
         elif reduction == _SUM:
@@ -95,7 +95,7 @@ def likelihood_backward(node: Node) -> Iterator[Axis]:
         return
     for dim in (0, *range(2, len(scores.shape))):
         target = dim - (dim > 0)
-        by_element: NodeLocation = {0: target} if node.args[4] == _NONE else {}
+        by_element: DimsByArgument = {0: target} if node.args[4] == _NONE else {}
         yield from axis(node, {1: dim, 2: target, **by_element}, {0: dim})
 
 
@@ -116,7 +116,7 @@ def mean_square_backward(node: Node) -> Iterator[Axis]:
     if one is None or two is None or one.shape != two.shape or node.args[3] == _MEAN:
         return
     for dim in range(len(one.shape)):
-        by_element: NodeLocation = {0: dim} if node.args[3] == _NONE else {}
+        by_element: DimsByArgument = {0: dim} if node.args[3] == _NONE else {}
         yield from axis(node, {1: dim, 2: dim, **by_element}, {0: dim})
 
 
@@ -127,7 +127,7 @@ def planes(dims: int, sizes: int | None = None) -> AxesRule:
         tensors = [at for at in range(len(node.args)) if given(node, (at,)) is not None]
         value = given(node, (tensors[0],)) if tensors else None
         for dim in range(len(value.shape) - dims if value is not None else 0):
-            sliced: NodeLocation = dict.fromkeys(tensors, dim)
+            sliced: DimsByArgument = dict.fromkeys(tensors, dim)
             yield from axis(node, sliced, dict.fromkeys(range(len(node.outputs)), dim), () if sizes is None else [(sizes, dim)])
 
     return rule

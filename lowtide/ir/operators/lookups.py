@@ -8,7 +8,7 @@ from typing import Any
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes import SUM, Axis, NodeLocation, Path, axis, given
+from lowtide.ir.operators.axes import SUM, Axis, DimsByArgument, Path, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
 from lowtide.ir.sizes import ITEM_BYTES
@@ -65,7 +65,7 @@ def index_put(node: Node) -> Iterator[Axis]:
         for position, dim in enumerate(free):
             to = position + (shared if position >= first else 0) - (len(free) + shared)
             there = len(source.shape) >= -to and source.shape[to] != 1
-            also: NodeLocation = {2: to} if there else {}
+            also: DimsByArgument = {2: to} if there else {}
             yield from axis(node, {0: dim, **also}, {0: dim})
 
 
@@ -109,7 +109,7 @@ def along(index_at: int, *others: int, free: bool) -> AxesRule:
             return
         named = of_kind(int, named)
         for dim in range(len(value.shape)):
-            sliced: NodeLocation = dict.fromkeys((index_at, *others), dim)
+            sliced: DimsByArgument = dict.fromkeys((index_at, *others), dim)
             if dim != named % len(value.shape):
                 if value.shape[dim] == where.shape[dim] and all(_extent(node, at, dim) in (None, where.shape[dim]) for at in others):
                     yield from axis(node, {0: dim, **sliced}, {0: dim})
@@ -156,7 +156,7 @@ def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
     named = of_kind(int, named)
     for dim in range(len(value.shape)):
         if dim != named % len(value.shape):
-            also: NodeLocation = {} if source is None else {source: dim}
+            also: DimsByArgument = {} if source is None else {source: dim}
             yield from axis(node, {0: dim, **also}, {0: dim})
         elif source is None:
             yield from axis(node, {2: 0}, {0: dim})

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import SUM, Access, Axis, Nest, NestLoop, NodeLocation, Role, axis, by_letters, given
+from lowtide.ir.operators.axes import SUM, Access, Axis, DimsByArgument, Nest, NestLoop, Role, axis, by_letters, given
 from lowtide.ir.operators.row import AxesRule, Count, Draws, Fusion, Operator
 from lowtide.ir.operators.shapes import made_shape, shape_of
 
@@ -108,7 +108,7 @@ def einsum(text: str) -> AxesRule:
         added = any(term.startswith("[") for term in terms)
         for letter in dict.fromkeys(letter for letter in given_text if letter.isalpha()):
             if letter in result_text:
-                sliced: NodeLocation = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
+                sliced: DimsByArgument = {at: dim for at, term in enumerate(terms) if (dim := _place(node, at, term, letter)) is not None}
                 yield from axis(node, sliced, {0: result_text.index(letter)})
             elif not added:
                 yield from axis(node, {at: term.index(letter) for at, term in enumerate(terms) if letter in term}, {0: SUM})

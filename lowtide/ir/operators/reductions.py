@@ -7,7 +7,7 @@ from typing import Any
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Node
-from lowtide.ir.operators.axes import MEAN, SUM, Axis, Combine, NodeLocation, Reduced, Role, axis, dims_of, given, number
+from lowtide.ir.operators.axes import MEAN, SUM, Axis, Combine, DimsByArgument, Reduced, Role, axis, dims_of, given, number
 from lowtide.ir.operators.row import AxesRule, Fusion, Indices, Operator
 
 
@@ -45,7 +45,7 @@ def named(position: int, *, default: int = -1) -> AxesRule:
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]
-                positions: NodeLocation = dict.fromkeys(tensors, dim)
+                positions: DimsByArgument = dict.fromkeys(tensors, dim)
                 yield from axis(node, positions, dict.fromkeys(range(len(node.outputs)), dim))
 
     return rule
