@@ -10,7 +10,7 @@ import torch
 
 from lowtide.capture import operators
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value
-from lowtide.ir.operators.axes import Axis, Combine, Path, Reduced, Role
+from lowtide.ir.operators.axes import ArgumentPath, Axis, Combine, Reduced, Role
 from lowtide.ir.operators.nodes import axes_of
 from lowtide.ir.operators.table import row_of
 
@@ -95,7 +95,7 @@ def _part(axis: Axis, piece: tuple[int, int], args: Sequence[Any], kwargs: dict[
     start, stop = piece
     sliced, instead, extent = dict(axis.sliced), dict(axis.instead), int(axis.extent)
 
-    def of(arg: Any, path: Path) -> Any:
+    def of(arg: Any, path: ArgumentPath) -> Any:
         if path in instead:
             return instead[path]
         if path in sliced:

@@ -20,7 +20,7 @@ from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan
 from lowtide.runtime.program import Program
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.roles import Split
 from lowtide.split.sets import Regions
 
@@ -105,5 +105,5 @@ def checked(graph: Graph) -> Graph:
 def set_around(graph: Graph, value: Value, dim: int, places: Sequence[int] | None = None) -> Split | None:
     """The set around a tensor along one of its dimensions, of nodes at some places; None where there is none."""
     wanted = range(len(graph.nodes)) if places is None else places
-    region = Regions(Dimensions.of(graph)).around(value, dim, wanted)
+    region = Regions(DimensionGraph.of(graph)).around(value, dim, wanted)
     return None if region is None else Split({graph.nodes[place]: axis for place, axis in region.axes.items()})

@@ -12,7 +12,7 @@ from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.axes import Axis, cut_by
 from lowtide.ir.operators.nodes import axes_of, is_view
 from lowtide.rewrite.base import Rewritten
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.proposals import SplitCandidate, candidates_of
 from lowtide.split.rewrite import looped, with_loops
 from lowtide.split.roles import Split, refuse
@@ -71,4 +71,4 @@ def candidates(graph: Graph, order: Sequence[int] | None = None, *, levels: int 
 
     Raises CheckError for symbolic sizes, or an order that is none.
     """
-    return candidates_of(Regions(Dimensions.of(graph)), hot_bytes(graph, order), levels=levels, most=most)
+    return candidates_of(Regions(DimensionGraph.of(graph)), hot_bytes(graph, order), levels=levels, most=most)

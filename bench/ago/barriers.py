@@ -27,7 +27,7 @@ from lowtide.cpu import networks as made
 from lowtide.cpu.constants import aligned
 from lowtide.cpu.library import ENTRY, build, team
 from lowtide.cpu.network import Network
-from lowtide.cpu.stages import Stage
+from lowtide.cpu.stages import KernelStage
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value
 
@@ -132,7 +132,7 @@ def _line(each: Taken) -> str:
     return f"slowest {each.slowest:8.1f}  idle {each.idle:6.1f}  barrier {each.barrier:6.1f}  alone/2 {each.alone / 2:8.1f}"
 
 
-def _said(stage: Stage) -> str:
+def _said(stage: KernelStage) -> str:
     names = " ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
     shapes = " -> ".join("x".join(map(str, layout.shape)) for layout in (*stage.reads[:1], stage.out))
     return f"{type(stage).__name__:11} {shapes}  {names[:60]}"

@@ -21,7 +21,7 @@ from bench.ago.networks import case
 from lowtide.cpu import networks as made
 from lowtide.cpu.library import FLAGS
 from lowtide.cpu.network import Network
-from lowtide.cpu.stages import Attention, Batched, Convolution, Product, RowBlock, Stage, Windows, Winograd
+from lowtide.cpu.stages import Attention, Batched, Convolution, KernelStage, Product, RowBlock, Windows, Winograd
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value
 from lowtide.runtime.libraries import compiler
@@ -72,7 +72,7 @@ def _elements(value: Value) -> int:
     return 1 + sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride, strict=True))
 
 
-def flops(stage: Stage) -> int:
+def flops(stage: KernelStage) -> int:
     """Products and sums of a stage, without its epilogue's."""
     if isinstance(stage, RowBlock):
         return sum(map(flops, stage.parts))

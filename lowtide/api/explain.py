@@ -36,7 +36,7 @@ from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, Memory
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, schedule
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.graphs import loss_in_parts
 from lowtide.split.names import ComponentTable
 
@@ -254,7 +254,7 @@ def explain(
         training=program is not None,
         workspaces=workspaces and machine is None,
         assumed=assumptions(target, machine),
-        dimensions=ComponentTable.of(Dimensions.of(captured.graph)).short(),
+        dimensions=ComponentTable.of(DimensionGraph.of(captured.graph)).short(),
     )
 
 

@@ -19,7 +19,7 @@ from lowtide.capture.trace import CapturedStep
 from lowtide.cost.laboratory import Laboratory
 from lowtide.cpu.comparison import measured_ns
 from lowtide.cpu.networks import networks_of
-from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
+from lowtide.cpu.stages import Attention, Batched, Convolution, KernelStage, Map, Pad, Product, RowBlock, RowReduction, Windows, Winograd
 from lowtide.errors import CaptureError
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
@@ -64,7 +64,7 @@ def _by_inductor(region: Region) -> GeneratedRegion:
     return GeneratedRegion(region.node.results[0].name, kernels, region.arena_bytes, 0, us, torch_us, by=region.by)
 
 
-def _scheme(stage: Stage) -> str:
+def _scheme(stage: KernelStage) -> str:
     if isinstance(stage, RowBlock):
         return "rows through a ring" if stage.first is not None else "row by row"
     return _SCHEMES[type(stage)]

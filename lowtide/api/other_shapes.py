@@ -23,7 +23,7 @@ from lowtide.capture.data.facts import Facts, brief
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
 from lowtide.errors import CaptureError, LowtideError
-from lowtide.runtime.batch import BatchSpec, NewShapeError, Shape
+from lowtide.runtime.batch import BatchShape, BatchSpec, NewShapeError
 from lowtide.runtime.caller import View
 from lowtide.runtime.hooks import already_run
 
@@ -107,14 +107,14 @@ class OtherShapes(Generic[S]):
         self.seen = list(seen)
         self.limited = maker.settings.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
         self._apart = StepsByShape[S](policy, limited=self.limited)
-        self._ranged: OrderedDict[Shape, S] = OrderedDict()
+        self._ranged: OrderedDict[BatchShape, S] = OrderedDict()
 
     @property
     def policy(self) -> str | None:
         """What becomes of a shape out of the range."""
         return self._apart.policy
 
-    def known(self, shape_of_batch: Callable[[], Shape]) -> S | None:
+    def known(self, shape_of_batch: Callable[[], BatchShape]) -> S | None:
         """The step for a shape of the range that was met before."""
         return self._ranged.get(shape_of_batch()) if self._ranged else None
 

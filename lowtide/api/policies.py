@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from lowtide.base.messages import warn
-from lowtide.runtime.batch import NewShapeError, Shape
+from lowtide.runtime.batch import BatchShape, NewShapeError
 
 S = TypeVar("S")
 ON_NEW_SHAPE = ("extend", "eager", "error")
@@ -33,7 +33,7 @@ class StepsByShape(Generic[S]):
 
     def __init__(self, policy: str | None, *, limited: bool) -> None:
         self.policy, self._limited = policy, limited
-        self._made: OrderedDict[Shape, S] = OrderedDict()
+        self._made: OrderedDict[BatchShape, S] = OrderedDict()
         self._count = 0  # that were ever made
         self._warned = False
 

@@ -16,7 +16,7 @@ from lowtide.ir.graph import Value
 from lowtide.ir.result_specs import same_strides
 from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_range, steps_of_range
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
-from lowtide.ir.shapes.evaluate import Compiled, compiled, size_at
+from lowtide.ir.shapes.evaluate import CompiledSizes, compiled, size_at
 from lowtide.ir.sizes import Size
 from lowtide.planning.machine import Machine
 from lowtide.planning.request import Request
@@ -106,7 +106,7 @@ class RangePart:
         return {int(slot.path[0]): value for slot, value in pairs if slot.table == "batch"}
 
     @cached_property
-    def _strides(self) -> Compiled:
+    def _strides(self) -> CompiledSizes:
         return compiled(tuple(step for value in self._inputs.values() for step in value.stride), self.dimensions)
 
     @cached_property

@@ -147,9 +147,9 @@ class KernelCache:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled for these types; None where there is nothing that can be used."""
         target_context.refresh()
-        made, codegen = self._stem() + self._made_of(), target_context.codegen()
-        paths = [folder / (made + _suffix(sig, codegen.magic_tuple())) for folder in _folders(self._file)]
-        payloads = (_unsealed(path) for path in (*paths, *_built(made, sig, codegen)))
+        source, codegen = self._stem() + self._made_of(), target_context.codegen()
+        paths = [folder / (source + _suffix(sig, codegen.magic_tuple())) for folder in _folders(self._file)]
+        payloads = (_unsealed(path) for path in (*paths, *_built(source, sig, codegen)))
         payload = next((each for each in payloads if each is not None), None)
         try:
             return None if payload is None else _CompileResult._rebuild(target_context, *pickle.loads(payload))
@@ -193,12 +193,12 @@ def _suffix(sig: Any, target: tuple[str, str, str]) -> str:
     return f"-{_short(repr((types, target, numba.__version__, np.__version__.partition('.')[0])))}.nbc"
 
 
-def _built(made: str, sig: Any, codegen: Any) -> Iterator[Path]:
+def _built(source: str, sig: Any, codegen: Any) -> Iterator[Path]:
     """What the wheel brings, where this processor runs it and nobody has named another one."""
     baseline = BASELINES.get(platform.machine())
     features = binding.get_host_cpu_features()
     if baseline is not None and _config.CPU_NAME is None and (baseline != "x86-64-v2" or all(features.get(each) for each in _NEEDS)):
-        yield BUILT / (made + _suffix(sig, (codegen.magic_tuple()[0], baseline, "")))
+        yield BUILT / (source + _suffix(sig, (codegen.magic_tuple()[0], baseline, "")))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -72,7 +72,7 @@ class Ends:
         return {name: names[at - 1][1] for name, at in ends.items()}
 
 
-Arguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
+CallArguments: TypeAlias = tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]  # positional ones, then keywords with theirs
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # what a Python number is as a tensor
 _KEEP_ZEROS = {f"aten::{name}" for name in ("mul", "div", "add", "sub", "neg", "clone", "dot", "vdot", "linalg_cross")}  # give such again
 _COMPLEX_OF = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
@@ -406,7 +406,7 @@ class Draft:
             return {key: self.fake(item) for key, item in tree.items()}
         return tree
 
-    def arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    def arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         return tuple(self._argument(func, item) for item in args), tuple((key, self._argument(func, item)) for key, item in kwargs.items())
 
     def _argument(self, func: OpOverload | None, item: Any) -> Arg:

@@ -33,7 +33,7 @@ from lowtide.capture.control import Scripts
 from lowtide.capture.data import data_shapes as shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
-from lowtide.capture.draft import Arguments, Draft
+from lowtide.capture.draft import CallArguments, Draft
 from lowtide.capture.effects.data import Data, NoData
 from lowtide.capture.formulas import eager_memory
 from lowtide.capture.formulas.autocast import calls_within
@@ -76,7 +76,7 @@ class _Functional(NamedTuple):
     """A call of an operator that returns what another one would write."""
 
     form: OpOverload
-    recorded: Arguments
+    recorded: CallArguments
     results: list[Any]  # under fake tensors
 
 

@@ -34,8 +34,8 @@ _SHARE_OF_FREE = 4  # one call may take a quarter of the memory that is free now
 SHOWN = 160  # characters of a call that a warning shows
 
 
-Listener: TypeAlias = Callable[[float], None]
-Clocks: TypeAlias = tuple[int, int, int]
+TrialListener: TypeAlias = Callable[[float], None]
+GpuClocks: TypeAlias = tuple[int, int, int]
 _Reply: TypeAlias = dict[str, Any]  # what a trial gives, or {"failure": why it gives nothing}
 
 
@@ -85,7 +85,7 @@ class Laboratory:
         self.failures: dict[str, Unmeasured] = {}
         self.tried = 0  # calls whose level and results were found now
         self.rough_ns: dict[str, int] = {}  # by such a call, how long it took while its allocations were watched: too long for a short one
-        self.listener: Listener | None = None  # hears which share of what was asked for is done
+        self.listener: TrialListener | None = None  # hears which share of what was asked for is done
         self._tries, self._trials = tries, Trials(gradients)
         self._shelves: dict[str, _Shelf] = {}
         self._ahead: dict[str, Future[_Reply]] = {}  # of calls whose trials were begun
@@ -122,7 +122,7 @@ class Laboratory:
         """What a call's results look like; None where that is unknown."""
         return specs.parse(self._shelf(call.device).results[call.text]) if self._knows(call) else None
 
-    def launches_ns(self, calls: Sequence[Call]) -> list[Clocks | None]:
+    def launches_ns(self, calls: Sequence[Call]) -> list[GpuClocks | None]:
         """What one run of each call takes a device beside the host, in warm and in cold caches, and takes the host; all of one device.
 
         None of what cannot be run.

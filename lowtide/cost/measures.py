@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
-from lowtide.ir.shapes.evaluate import Compiled, compiled
+from lowtide.ir.shapes.evaluate import CompiledSizes, compiled
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import Bytes, Ints, OrderProblem
 
@@ -126,7 +126,7 @@ _NEARLY, _ROOM = 0.1, 128 * 2**10  # a rest is at most so much of the workspace,
 _NONE = 1e-3  # bytes: what sums of numbers may be off by
 
 Times = NDArray[np.float64]
-Item = TypeVar("Item", np.int64, np.float64)
+T = TypeVar("T", np.int64, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ class Measures:
         return np.array([factor for _, factor in self.scaled], np.float64)
 
     @cached_property
-    def _sizes_at(self) -> Compiled:
+    def _sizes_at(self) -> CompiledSizes:
         return compiled(tuple(size for size, _ in self.scaled), self.grid.dimensions)
 
 
@@ -254,7 +254,7 @@ def _sizes(node: Node) -> Iterator[Size]:
     return iter(dict.fromkeys(value.storage.nbytes for value in values if not isinstance(value.storage.nbytes, int)))
 
 
-def _checked(name: str, given: NDArray[Item], shape: tuple[int, ...]) -> NDArray[Item]:
+def _checked(name: str, given: NDArray[T], shape: tuple[int, ...]) -> NDArray[T]:
     if given.shape != shape:
         raise CheckError(f"{name}: expected {shape[0]} points and {shape[1]} nodes, got an array of shape {given.shape}")
     return given

@@ -26,7 +26,7 @@ from lowtide.cost.memory import counted_storages, lifetimes, order_problem, resi
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
-from lowtide.ir.shapes.evaluate import Compiled, compiled
+from lowtide.ir.shapes.evaluate import CompiledSizes, compiled
 from lowtide.ir.shapes.points import at
 from lowtide.ir.shapes.polynomial import Monomial, Polynomial
 from lowtide.ir.sizes import Size
@@ -63,7 +63,7 @@ class SymbolicProblem:
         return replace(self.structure, tensor_bytes=tensors, workspace_bytes=workspaces, resident_bytes=resident_bytes)
 
     @cached_property
-    def _sizes_at(self) -> Compiled:
+    def _sizes_at(self) -> CompiledSizes:
         return compiled((*self.tensor_bytes, *self.workspace_bytes, *self.resident_bytes), self.dimensions)
 
 
@@ -181,7 +181,7 @@ class Footprints:
         return int(self.matrix.sum(axis=1).max(initial=0))
 
     @cached_property
-    def _sizes_at(self) -> Compiled:
+    def _sizes_at(self) -> CompiledSizes:
         return compiled(self.sizes, self.dimensions)
 
 

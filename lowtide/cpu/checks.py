@@ -23,7 +23,7 @@ from lowtide.errors import CheckError, FormatError, of_kind
 from lowtide.ir.bodies import Region
 from lowtide.ir.graph import Arg, Node, Value
 
-Shape: TypeAlias = tuple[int, ...]
+TensorShape: TypeAlias = tuple[int, ...]
 
 _MOST_ELEMENTS = 2**31  # of a tensor; no index of a kernel comes near what its type holds
 _MOST_PLACES = 1024  # of a window along a dimension, whose weights lie on a thread's stack
@@ -51,7 +51,7 @@ def check_generated(node: Node, fixed: Collection[Value]) -> None:
             raise FormatError(f"{node.op}: expected results without gaps, got {value.name} of shape {value.shape}, strides {value.stride}")
 
 
-def shapes_of(node: Node) -> Sequence[Shape]:
+def shapes_of(node: Node) -> Sequence[TensorShape]:
     """The shapes of a known operator's results, as far as kernels make them.
 
     Raises FormatError, ValueError, TypeError, IndexError or CheckError for arguments that torch does not take.
@@ -95,7 +95,7 @@ def _elements(shape: Sequence[object]) -> int:
     return prod(_ints(tuple(shape)))
 
 
-def _shape(arg: object) -> Shape:
+def _shape(arg: object) -> TensorShape:
     arg = of_kind(Value, arg)
     return _ints(arg.shape)
 
@@ -104,7 +104,7 @@ def _int(arg: object) -> int:
     return of_kind(int, arg)
 
 
-def _ints(arg: object) -> Shape:
+def _ints(arg: object) -> TensorShape:
     arg = of_kind(tuple, arg)
     return tuple(map(_int, arg))
 
@@ -121,7 +121,7 @@ def _at(node: Node, position: int, default: Arg) -> Arg:
     return default if arg is None else arg
 
 
-def _of_elements(node: Node) -> Shape:
+def _of_elements(node: Node) -> TensorShape:
     """Element by element: of one tensor, or of two, or of one and a number."""
     one, *rest = node.args
     if name_of(node) not in _TWO:
@@ -132,7 +132,7 @@ def _of_elements(node: Node) -> Shape:
     return _broadcast(*map(_shape, both))
 
 
-def _broadcast(*shapes: Shape) -> Shape:
+def _broadcast(*shapes: TensorShape) -> TensorShape:
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     broadcast = tuple(max(sizes) for sizes in zip(*wide, strict=True))
@@ -140,51 +140,51 @@ def _broadcast(*shapes: Shape) -> Shape:
     return broadcast
 
 
-def _same(node: Node) -> list[Shape]:
+def _same(node: Node) -> list[TensorShape]:
     return [_shape(node.args[0])]
 
 
-def _view(node: Node) -> list[Shape]:
+def _view(node: Node) -> list[TensorShape]:
     a, sizes, result = _shape(node.args[0]), _ints(node.args[1]), _shape(node.outputs[0])
     matches = len(sizes) == len(result) and all(size in (-1, its) for size, its in zip(sizes, result, strict=True))
     _check(node, matches and prod(result) == prod(a) and sizes.count(-1) < 2, f"a shape of as many elements, {result}")
     return [result]
 
 
-def _squeeze(node: Node) -> list[Shape]:
+def _squeeze(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     wanted = _at(node, 1, tuple(range(len(a))))
     dims = {_place(dim, len(a)) for dim in (wanted if isinstance(wanted, tuple) else (wanted,))}
     return [tuple(size for dim, size in enumerate(a) if size != 1 or dim not in dims)]
 
 
-def _unsqueeze(node: Node) -> list[Shape]:
+def _unsqueeze(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     at = _place(node.args[1], len(a) + 1)
     return [(*a[:at], 1, *a[at:])]
 
 
-def _permute(node: Node) -> list[Shape]:
+def _permute(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     dims = [_place(dim, len(a)) for dim in _ints(node.args[1])]
     _check(node, sorted(dims) == list(range(len(a))), "each dimension once")
     return [tuple(a[dim] for dim in dims)]
 
 
-def _transpose(node: Node) -> list[Shape]:
+def _transpose(node: Node) -> list[TensorShape]:
     a = list(_shape(node.args[0]))
     one, two = (_place(node.args[at], len(a)) for at in (1, 2))
     a[one], a[two] = a[two], a[one]
     return [tuple(a)]
 
 
-def _turned(node: Node) -> list[Shape]:
+def _turned(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     _check(node, len(a) <= 2, "a matrix")
     return [a[::-1]]
 
 
-def _expand(node: Node) -> list[Shape]:
+def _expand(node: Node) -> list[TensorShape]:
     a, sizes = _shape(node.args[0]), _ints(node.args[1])
     own = (1,) * (len(sizes) - len(a)) + a
     shape = tuple(mine if size == -1 else size for size, mine in zip(sizes, own, strict=True))
@@ -192,7 +192,7 @@ def _expand(node: Node) -> list[Shape]:
     return [shape]
 
 
-def _slice(node: Node) -> list[Shape]:
+def _slice(node: Node) -> list[TensorShape]:
     a = list(_shape(node.args[0]))
     dim, step = _place(_at(node, 1, 0), len(a)), _int(_at(node, 4, 1))
     size = a[dim]
@@ -203,14 +203,14 @@ def _slice(node: Node) -> list[Shape]:
     return [tuple(a)]
 
 
-def _select(node: Node) -> list[Shape]:
+def _select(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     dim = _place(node.args[1], len(a))
     _place(node.args[2], a[dim])
     return [(*a[:dim], *a[dim + 1 :])]
 
 
-def _parts(node: Node) -> list[Shape]:
+def _parts(node: Node) -> list[TensorShape]:
     a, parts = _shape(node.args[0]), node.args[1]
     dim = _place(_at(node, 2, 0), len(a))
     whole = a[dim]
@@ -219,14 +219,14 @@ def _parts(node: Node) -> list[Shape]:
     return [(*a[:dim], size, *a[dim + 1 :]) for size in sizes]
 
 
-def _unbind(node: Node) -> list[Shape]:
+def _unbind(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     dim = _place(_at(node, 1, 0), len(a))
     _check(node, a[dim] == len(node.outputs), "a result for each place")
     return [(*a[:dim], *a[dim + 1 :])] * a[dim]
 
 
-def _cat(node: Node) -> list[Shape]:
+def _cat(node: Node) -> list[TensorShape]:
     parts = node.args[0]
     parts = of_kind(tuple, parts)
     shapes = [_shape(part) for part in parts]
@@ -242,7 +242,7 @@ def _pair(arg: object) -> tuple[int, int]:
     return sizes[0], sizes[-1]
 
 
-def _convolution(node: Node) -> list[Shape]:
+def _convolution(node: Node) -> list[TensorShape]:
     a, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     n, channels, *image = _shape(a)
     columns, inner, *kernel = _shape(weight)
@@ -263,7 +263,7 @@ def _windows(along: tuple[int, ...], ceil: bool) -> int:
     return count - (ceil and (count - 1) * stride >= size + pad)
 
 
-def _pool(node: Node) -> list[Shape]:
+def _pool(node: Node) -> list[TensorShape]:
     largest = name_of(node) == "max_pool2d_with_indices"
     n, c, *image = _shape(node.args[0])
     kernel = _pair(node.args[1])
@@ -277,33 +277,33 @@ def _pool(node: Node) -> list[Shape]:
     return [(n, c, *(_windows(each, ceil is True) for each in zip(*around, strict=True)))]
 
 
-def _product(node: Node) -> list[Shape]:
+def _product(node: Node) -> list[TensorShape]:
     bias, a, weight = node.args if name_of(node) == "addmm" else (None, *node.args)
     (rows, k), (inner, columns) = _shape(a), _shape(weight)
     _check(node, k == inner and (bias is None or _shape(bias) == (columns,)), "a weight for these rows")
     return [(rows, columns)]
 
 
-def _batched(node: Node) -> list[Shape]:
+def _batched(node: Node) -> list[TensorShape]:
     (count, rows, k), (others, inner, columns) = map(_shape, node.args)
     _check(node, count == others and k == inner, "as many matrices that fit")
     return [(count, rows, columns)]
 
 
-def _mean(node: Node) -> list[Shape]:
+def _mean(node: Node) -> list[TensorShape]:
     a = _shape(node.args[0])
     dims, kept = {_place(dim, len(a)) for dim in _ints(node.args[1])}, _at(node, 2, False)
     _check(node, isinstance(kept, bool) and len(dims) == len(_ints(node.args[1])), "dimensions, each once")
     return [tuple(1 if dim in dims else size for dim, size in enumerate(a) if kept or dim not in dims)]
 
 
-def _global_pool(node: Node) -> list[Shape]:
+def _global_pool(node: Node) -> list[TensorShape]:
     n, c, _, _ = _shape(node.args[0])
     _check(node, node.args[1] == (1, 1), "one place")
     return [(n, c, 1, 1)]
 
 
-def _layer_norm(node: Node) -> list[Shape]:
+def _layer_norm(node: Node) -> list[TensorShape]:
     a, normed, gamma, beta, eps = node.args
     shape = _shape(a)
     vectors = [_shape(each) for each in (gamma, beta) if each is not None]
@@ -311,20 +311,20 @@ def _layer_norm(node: Node) -> list[Shape]:
     return [shape]
 
 
-def _norm(node: Node) -> list[Shape]:
+def _norm(node: Node) -> list[TensorShape]:
     shape = _shape(node.args[0])
     vectors = [_shape(each) for each in node.args[1:5] if each is not None]
     _check(node, len(shape) > 1 and all(each == (shape[1],) for each in vectors), "a number for each channel")
     return [shape]
 
 
-def _softmax(node: Node) -> list[Shape]:
+def _softmax(node: Node) -> list[TensorShape]:
     shape = _shape(node.args[0])
     _place(node.args[1], len(shape))
     return [shape]
 
 
-def _attention(node: Node) -> list[Shape]:
+def _attention(node: Node) -> list[TensorShape]:
     (b, h, queries, d), key, value = (_shape(each) for each in node.args[:3])
     _check(node, key == (b, h, key[2], d) and value == (b, h, key[2], d), "keys and values for these queries")
     mask, scale = (dict(node.kwargs).get(name) for name in ("attn_mask", "scale"))
@@ -335,7 +335,7 @@ def _attention(node: Node) -> list[Shape]:
 
 
 _TWO = ("add", "sub", "rsub", "mul", "div", "maximum", "minimum")
-_SHAPES: dict[str, Callable[[Node], Sequence[Shape]]] = {
+_SHAPES: dict[str, Callable[[Node], Sequence[TensorShape]]] = {
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _view),
     **dict.fromkeys(("alias", "detach", "as_strided", "clone", "contiguous"), _same),
     "permute": _permute, "transpose": _transpose, "t": _turned, "squeeze": _squeeze, "unsqueeze": _unsqueeze, "expand": _expand,

@@ -18,8 +18,8 @@ from typing import Protocol
 from lowtide.cpu.layout import stepped
 from lowtide.cpu.model import Model, machine_of
 from lowtide.cpu.partition import Partition, is_complex, ordered, partition
-from lowtide.cpu.reform import Part, Scheme, Shape, chains_of, parts_of, schemes_of
-from lowtide.cpu.stages import RowBlock, Stage, alternatives, pixels
+from lowtide.cpu.reform import KernelShape, Part, Scheme, chains_of, parts_of, schemes_of
+from lowtide.cpu.stages import KernelStage, RowBlock, alternatives, pixels
 from lowtide.errors import there
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 
@@ -36,7 +36,7 @@ class Costs(Protocol):
     def alone_us(self, part: Part) -> float:
         """The time of a part by itself."""
 
-    def joined_us(self, parts: Sequence[Part], shape: Shape) -> float | None:
+    def joined_us(self, parts: Sequence[Part], shape: KernelShape) -> float | None:
         """The time of parts as one kernel; None where there is no such kernel."""
 
 
@@ -135,7 +135,7 @@ def _of_chain(chain: Sequence[Part], costs: Costs) -> Iterator[JoinCandidate]:
 _NEAR_BYTES = 256 * 1024  # of what is between, that a core's own cache holds beside all else
 _MACHINE = machine_of(100e3, 8e3)  # its caches; of its rates only their ratios matter
 _CLOSE = 0.15  # the model cannot tell kernels apart that it finds to be so near to each other
-KernelAlternative = tuple[Stage, ...]  # stages that do the same work as others
+KernelAlternative = tuple[KernelStage, ...]  # stages that do the same work as others
 
 
 class Joins(Enum):
@@ -158,11 +158,11 @@ class Choices:
     by_model: _ByModel
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], body: Graph, fixed: Collection[Value]) -> Choices:
+    def of(cls, stages: Sequence[KernelStage], body: Graph, fixed: Collection[Value]) -> Choices:
         return cls(alternatives(stages), _ByModel.of(body, fixed))
 
     def numbers(self, joins: Joins, fastest: Fastest) -> tuple[int, ...]:
-        taken: set[Stage] = set()
+        taken: set[KernelStage] = set()
         numbers: list[int] = []
         for blocks in self.blocks:
             free = [0, *(number for number, block in enumerate(blocks, 1) if not any(part in taken for part in block.parts))]
@@ -177,7 +177,7 @@ class Choices:
         return next((each for each in numbers if joins is Joins.ALL or self.by_model.wins(blocks[each - 1])), 0)
 
 
-def chosen(stages: Sequence[Stage], body: Graph, fixed: Collection[Value], joins: Joins) -> tuple[int, ...]:
+def chosen(stages: Sequence[KernelStage], body: Graph, fixed: Collection[Value], joins: Joins) -> tuple[int, ...]:
     return Choices.of(stages, body, fixed).numbers(joins, _as_modelled)
 
 
@@ -191,7 +191,7 @@ def variants(blocks: Sequence[RowBlock], numbers: Sequence[int]) -> list[KernelA
     return [tuple(_joined(parts, blocks[number - 1])) if number else tuple(parts) for number in numbers]
 
 
-def _joined(parts: Sequence[Stage], block: RowBlock) -> Iterator[Stage]:
+def _joined(parts: Sequence[KernelStage], block: RowBlock) -> Iterator[KernelStage]:
     for part in parts:
         if part is block.parts[-1]:
             yield block

@@ -19,11 +19,11 @@ from lowtide.cpu.stages import (
     Convolution,
     Epilogue,
     Geometry,
+    KernelStage,
     Operand,
     Pad,
     Product,
     RowReduction,
-    Stage,
     Windows,
     Winograd,
 )
@@ -45,7 +45,7 @@ def attention(staging: Staging, node: Node) -> Head:
     seen = _mask(staging, mask, (b, h, q, key.shape[2])) if isinstance(mask, Value) else None
     factor = float(scale) if isinstance(scale, (int, float)) else query.shape[3] ** -0.5
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         return Attention(query, keys, values, seen, causal is True, factor, out, nodes)
 
     return Head(node, result, _heads_together(result.name, (b, h, q, value.shape[3])), make, alone=True)
@@ -81,7 +81,7 @@ def batched(staging: Staging, node: Node) -> Head:
     columns = _side_by_side(staging, other, f"{result.name}_columns")
     layout = in_rows(result.name, (a.shape[0], a.shape[1], other.shape[2]))
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         return Batched(a, columns, out, out.rows() or stepped(out.shape[2]), epilogue, nodes)
 
     return Head(node, result, layout, make)
@@ -93,7 +93,7 @@ def softmax(staging: Staging, node: Node) -> Head:
     read = staging.in_rows(given)
     kind = "safe" if "_safe_" in node.op else "softmax"
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         columns = read.shape[-1]
         step = out.rows() or stepped(columns)
         return RowReduction(kind, read, read.rows() or 0, 1, prod(read.shape[:-1]), out, step, epilogue, nodes=nodes)
@@ -164,7 +164,7 @@ def _convolution(staging: Staging, node: Node) -> Head:
     plain = geometry == Geometry((1, 1), (1, 1), (0, 0), geometry.dilation) and groups == 1
     image = None if plain else _padded(staging, a, geometry.padding)
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         step = out.rows() or stepped(columns)
         rows = prod(out.shape) // columns
         panels_shared = plain and by_panels(rows, inner, columns, staging.target)
@@ -186,7 +186,7 @@ def _transformed(staging: Staging, node: Node, transform: Transform, padding: tu
     result, layout = _result(node)
     image = _image(staging, a)
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         columns, inner = int(weight.shape[0]), int(weight.shape[1])
         packed = Transformed(weight, _value(bias), norm, columns, inner, transform.side, transform.tile.vectors, staging.target)
         staging.pack(packed)
@@ -218,7 +218,7 @@ def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
     result, layout = _result(node)
     image = _image(staging, a)
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         taps = Taps(weight, _value(bias), norm, out.shape[1], prod(geometry.kernel), staging.target)
         staging.pack(taps)
         return Windows("Weighted", image, geometry, taps, out, out.rows() or stepped(out.shape[1]), epilogue, nodes)
@@ -241,7 +241,7 @@ def _pool(staging: Staging, node: Node) -> Head:
     result, layout = _result(node)
     image = _image(staging, a)
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         return Windows(kind, image, geometry, None, out, out.rows() or stepped(out.shape[1]), epilogue, nodes)
 
     return Head(node, result, layout, make)
@@ -262,7 +262,7 @@ def _product(staging: Staging, node: Node) -> Head:
     if read.channel != 1:  # a column of numbers side by side is one row of channels
         read = staging.copied(read, fresh(f"{a.name}_rows", (rows, k)))
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         tile = tile_of(rows, columns, staging.target, by_panels(rows, k, columns, staging.target), once=True)
         panels = Panels(weight, _value(bias), norm, 1, columns, k, tile.vectors, staging.target)
         staging.pack(panels)
@@ -282,7 +282,7 @@ def _mean(staging: Staging, node: Node) -> Head:
     layout = fresh(result.name, (n, c)).viewed([int(size) for size in result.shape])
     layout = there(layout)
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         return RowReduction("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
 
     return Head(node, result, layout, make)
@@ -305,7 +305,7 @@ def _layer_norm(staging: Staging, node: Node) -> Head:
     read = staging.in_rows(a)
     columns, layout = read.shape[-1], in_rows(result.name, read.shape)
 
-    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> Stage:
+    def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         full = _scaled(staging, epilogue, _value(gamma), _value(beta), columns)
         rows = prod(read.shape[:-1])
         return RowReduction("norm", read, read.rows() or 0, 1, rows, out, out.rows() or stepped(columns), full, eps, nodes)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lowtide.cost.device import node_flops
 from lowtide.cpu.partition import CONSTANT
-from lowtide.cpu.reform import Part, Scheme, Shape
+from lowtide.cpu.reform import KernelShape, Part, Scheme
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES
@@ -96,7 +96,7 @@ class Model:
         moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + result_bytes, given + result_bytes)
         return self._arithmetic_us(part) + moved / self.threads + self._barrier_us
 
-    def joined_us(self, parts: Sequence[Part], shape: Shape) -> float | None:
+    def joined_us(self, parts: Sequence[Part], shape: KernelShape) -> float | None:
         """The time of parts as one kernel; None where there is none."""
         if not self.exists(parts, shape.scheme):
             return None

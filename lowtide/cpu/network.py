@@ -13,7 +13,7 @@ from lowtide.cpu.known import following
 from lowtide.cpu.layout import LANES, SLACK, Buffer
 from lowtide.cpu.recipes import Packed, Plain, Target, offsets_of
 from lowtide.cpu.source import source_of
-from lowtide.cpu.stages import Stage, with_blocks
+from lowtide.cpu.stages import KernelStage, with_blocks
 from lowtide.cpu.staging import Staging
 from lowtide.cpu.text import ElementOffsets
 from lowtide.ir.graph import Graph, Node, Value
@@ -22,7 +22,7 @@ from lowtide.problems.placement import PlaceProblem
 ITEM_BYTES = 4
 
 
-def buffers(stages: Sequence[Stage]) -> list[Buffer]:
+def buffers(stages: Sequence[KernelStage]) -> list[Buffer]:
     """The arena's buffers, in the order of their first use."""
     places = dict[Buffer, None]()
     for stage in stages:
@@ -32,7 +32,7 @@ def buffers(stages: Sequence[Stage]) -> list[Buffer]:
     return list(places)
 
 
-def problem_of(stages: Sequence[Stage]) -> PlaceProblem:
+def problem_of(stages: Sequence[KernelStage]) -> PlaceProblem:
     """The placement problem of `buffers`, one step a stage. Each buffer has room behind it for what is read past its end."""
     first, last = dict[Buffer, int](), dict[Buffer, int]()
     for step, stage in enumerate(stages):
@@ -57,7 +57,7 @@ class Network:
     """What runs a body."""
 
     source: str
-    stages: tuple[Stage, ...]
+    stages: tuple[KernelStage, ...]
     arena_bytes: int
     kept_elements: int
     recipes: tuple[Packed, ...]
@@ -74,7 +74,7 @@ class StagedBody:
     fixed: tuple[int, ...]  # the arguments that are constants
     target: Target
     known: frozenset[Value]  # what follows from these
-    stages: tuple[Stage, ...]
+    stages: tuple[KernelStage, ...]
     constants: tuple[Packed, ...]
 
     @classmethod
@@ -84,7 +84,7 @@ class StagedBody:
         staged = Staging(body, known, target).staged(head_of)
         return cls(body, tuple(fixed), target, known, tuple(staged.stages), tuple(staged.constants))
 
-    def addresses(self, stages: Sequence[Stage], placing: Placing) -> tuple[ElementOffsets, int, int]:
+    def addresses(self, stages: Sequence[KernelStage], placing: Placing) -> tuple[ElementOffsets, int, int]:
         """Where buffers and constants are, if the body runs by these stages; bytes of the arena, elements of constants."""
         offsets, arena_bytes = placing(problem_of(stages))
         places = {buffer: int(offset) // ITEM_BYTES for buffer, offset in zip(buffers(stages), offsets, strict=True)}

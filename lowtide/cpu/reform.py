@@ -146,7 +146,7 @@ class Scheme(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class KernelShape:
     """What a scheme holds and repeats."""
 
     scheme: Scheme
@@ -156,7 +156,7 @@ class Shape:
     passes: int  # over what goes in and what comes out: 1, or the tiles
 
 
-def schemes_of(parts: Sequence[Part], threads: int = 1) -> tuple[Shape, ...]:
+def schemes_of(parts: Sequence[Part], threads: int = 1) -> tuple[KernelShape, ...]:
     """The schemes by which a run of parts of one chain can be one kernel. Raises CheckError where a shape is symbolic."""
     if len(parts) < 2 or any(part.complex is None or part.reuse is None for part in parts) or not _straight(parts):
         return ()
@@ -178,7 +178,7 @@ def _made(part: Part) -> Value | None:
     return None if part.complex is None else part.complex.outputs[0]
 
 
-def _by_rows(parts: Sequence[Part], threads: int) -> Shape | None:
+def _by_rows(parts: Sequence[Part], threads: int) -> KernelShape | None:
     """Rows of the last result. Operators over images, one window at a time; products have rows that need one row each."""
     loops = [_row_loop(_nest(part)) for part in parts]
     if any(loop is None for loop in loops):
@@ -194,10 +194,10 @@ def _by_rows(parts: Sequence[Part], threads: int) -> Shape | None:
         ring += prod(shape) // max(1, total) * min(span, total) * ITEM_BYTES[result_shape.dtype]
         if window is not None and threads > 1:
             repeated += (threads - 1) * (window.span - window.step) / max(1, total)
-    return Shape(Scheme.ROWS, ring, 1.0 + repeated, -(-rows // threads), 1)
+    return KernelShape(Scheme.ROWS, ring, 1.0 + repeated, -(-rows // threads), 1)
 
 
-def _by_channels(parts: Sequence[Part]) -> Shape | None:
+def _by_channels(parts: Sequence[Part]) -> KernelShape | None:
     """Two products with windows between them at most: each tile of middle channels is all that a tile of the next needs."""
     first, *middle, last = [part.complex for part in parts]
     if (
@@ -213,7 +213,7 @@ def _by_channels(parts: Sequence[Part]) -> Shape | None:
         return None
     tiles = -(-channels // _LANES)
     channel_bytes = sum(prod(ints(first, value)) * ITEM_BYTES[value.dtype] for value in results)
-    return Shape(Scheme.CHANNELS, channel_bytes // tiles, 1.0, 1, tiles)
+    return KernelShape(Scheme.CHANNELS, channel_bytes // tiles, 1.0, 1, tiles)
 
 
 def _nest(part: Part) -> Nest:

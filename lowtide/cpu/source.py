@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from lowtide.cpu.layout import Layout, stepped
 from lowtide.cpu.maps import map_body
 from lowtide.cpu.recipes import Target
-from lowtide.cpu.stages import Attention, Batched, Convolution, Map, Pad, Product, RowBlock, RowReduction, Stage, Windows, Winograd
+from lowtide.cpu.stages import Attention, Batched, Convolution, KernelStage, Map, Pad, Product, RowBlock, RowReduction, Windows, Winograd
 from lowtide.cpu.text import ElementOffsets, Functors, by_columns, exact, flag, listed, window_of
 from lowtide.cpu.tiles import rows_beside
 from lowtide.errors import there
@@ -130,13 +130,17 @@ _NEAR_BYTES = 24 * 1024  # of panels that stay nearest while all rows pass them
 _NOWHERE = ElementOffsets(defaultdict(int), defaultdict(int))
 
 
-def source_of(stages: Sequence[Stage], addresses: ElementOffsets, target: Target) -> str:
+def source_of(stages: Sequence[KernelStage], addresses: ElementOffsets, target: Target) -> str:
     """The whole text. Compiled with LOWTIDE_PARTS and LOWTIDE_PART defined it is one of several parts, which are linked then."""
     return text_of(stages, by_columns(stages, target), addresses, target, [range(len(stages))])
 
 
 def text_of(
-    stages: Sequence[Stage], columns: Collection[Stage], addresses: ElementOffsets, target: Target, runs: Sequence[Sequence[int]]
+    stages: Sequence[KernelStage],
+    columns: Collection[KernelStage],
+    addresses: ElementOffsets,
+    target: Target,
+    runs: Sequence[Sequence[int]],
 ) -> str:
     """The text of several networks of the same stages: each runs some of them. The first has the usual name, the others numbers behind."""
     functors = Functors()
@@ -157,14 +161,14 @@ def entry(number: int) -> str:
     return f"{ENTRY}_{number}" if number else ENTRY
 
 
-def kernel_text(stage: Stage, by_columns: bool, target: Target) -> str:
+def kernel_text(stage: KernelStage, by_columns: bool, target: Target) -> str:
     """All that a stage's kernel depends on, whatever it is called and wherever it reads and writes."""
     functors = Functors()
     function = _stage("", stage, Context(_NOWHERE, target, by_columns), functors)
     return "\n".join([*functors.lines, _kind(function)])
 
 
-def shares(stages: Sequence[Stage], functions: Sequence[Sequence[str]]) -> list[int]:
+def shares(stages: Sequence[KernelStage], functions: Sequence[Sequence[str]]) -> list[int]:
     """Which share of the compiler's work each stage is of. Stages that are the same but for what they read are of one share."""
     weights = {_kind(function): _WEIGHTS.get(type(stage), 1) for stage, function in zip(stages, functions, strict=True)}
     loads, share = [0] * SHARES, dict[str, int]()
@@ -187,7 +191,7 @@ class Context(NamedTuple):
     by_columns: bool  # whether threads share columns; else rows
 
 
-def _stage(name: str, stage: Stage, context: Context, functors: Functors) -> list[str]:
+def _stage(name: str, stage: KernelStage, context: Context, functors: Functors) -> list[str]:
     names = ", ".join(node.op.removeprefix("aten.").split(".")[0] for node in stage.nodes)
     head = f"void {name}(const Run& run) {{  // {names}"
     if isinstance(stage, RowBlock):

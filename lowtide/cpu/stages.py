@@ -231,14 +231,14 @@ class RowBlock:
         return tuple(layout for each in self.parts for layout in each.reads if layout.buffer not in between)
 
 
-Stage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map | RowBlock
+KernelStage: TypeAlias = Product | Convolution | Winograd | Pad | Windows | RowReduction | Batched | Attention | Map | RowBlock
 
 
 _MOST_BYTES = 384 * 1024  # of a thread's stack
 _KINDS = ("Weighted", "Largest")
 
 
-def alternatives(stages: Sequence[Stage]) -> list[tuple[RowBlock, ...]]:
+def alternatives(stages: Sequence[KernelStage]) -> list[tuple[RowBlock, ...]]:
     """The legal blocks around each window that there are any around, the largest first; windows in program order."""
     readers = Counter(layout.buffer for stage in stages for layout in stage.reads)
     makers = {stage.out.buffer: stage for stage in stages}
@@ -247,9 +247,9 @@ def alternatives(stages: Sequence[Stage]) -> list[tuple[RowBlock, ...]]:
     return [blocks for each in windows if (blocks := tuple(_blocks(each, makers, users, readers)))]
 
 
-def with_blocks(stages: Sequence[Stage], joined: Sequence[int]) -> tuple[Stage, ...]:
+def with_blocks(stages: Sequence[KernelStage], joined: Sequence[int]) -> tuple[KernelStage, ...]:
     """Stages with blocks in the place of their last parts: of each window's alternatives the one of that number, from 1; 0 for none."""
-    by_last: dict[Stage, RowBlock] = {}  # by the last part
+    by_last: dict[KernelStage, RowBlock] = {}  # by the last part
     for blocks, number in zip(alternatives(stages), joined, strict=False):
         if 0 < number <= len(blocks):
             by_last[blocks[number - 1].parts[-1]] = blocks[number - 1]
@@ -257,7 +257,9 @@ def with_blocks(stages: Sequence[Stage], joined: Sequence[int]) -> tuple[Stage, 
     return tuple(by_last.get(stage, stage) for stage in stages if stage not in taken or stage in by_last)
 
 
-def _blocks(windows: Windows, makers: dict[Buffer, Stage], users: dict[Buffer, Stage], readers: Counter[Buffer]) -> list[RowBlock]:
+def _blocks(
+    windows: Windows, makers: dict[Buffer, KernelStage], users: dict[Buffer, KernelStage], readers: Counter[Buffer]
+) -> list[RowBlock]:
     """The blocks around a window, the largest first."""
     before, after = makers.get(windows.a.buffer), users.get(windows.out.buffer)
     first = before if isinstance(before, (Product, Convolution)) and _leads(before, windows, readers) else None

@@ -19,19 +19,19 @@ from lowtide.cpu.expressions import name_of
 from lowtide.cpu.known import is_given_norm
 from lowtide.cpu.layout import VIEWS, Buffer, Layout, fresh, in_rows, seen, stepped
 from lowtide.cpu.recipes import Norm, Packed, Plain, Target
-from lowtide.cpu.stages import Epilogue, Map, Operand, Stage
+from lowtide.cpu.stages import Epilogue, KernelStage, Map, Operand
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value
 
 # Makes the stage of an operator from where its result goes, what becomes of it on the way, the norm that is folded in, and its nodes.
-Make: TypeAlias = "Callable[[Layout, Epilogue, Norm | None, tuple[Node, ...]], Stage]"
+Make: TypeAlias = "Callable[[Layout, Epilogue, Norm | None, tuple[Node, ...]], KernelStage]"
 
 
 @dataclass(frozen=True)
 class Staged:
     """A body as stages."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[KernelStage, ...]
     results: tuple[Layout, ...]
     arguments: tuple[Value, ...]  # whose tensors a call is given
     constants: tuple[Packed, ...]
@@ -57,7 +57,7 @@ class Staging:
         self.uses = BodyUses.of(body, frozenset(fixed))
         self.arguments = tuple(value for value in body.inputs if value not in self.uses.fixed)
         self.layouts = {value: _of_argument(value, at) for at, value in enumerate(self.arguments)}
-        self.stages: list[Stage] = []
+        self.stages: list[KernelStage] = []
         self.packed: list[Packed] = []
         self._pending: dict[Node, Callable[[], None]] = {}
         self._done: set[Node] = set()

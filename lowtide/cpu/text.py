@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lowtide.cpu.layout import Buffer, Layout
 from lowtide.cpu.recipes import Packed, Panels, Plain, Taps, Target, Transformed
-from lowtide.cpu.stages import Convolution, Epilogue, Product, Stage, Windows, Winograd
+from lowtide.cpu.stages import Convolution, Epilogue, KernelStage, Product, Windows, Winograd
 from lowtide.cpu.tiles import by_columns as columns_are_shared
 from lowtide.cpu.tiles import by_panels
 
@@ -21,10 +21,10 @@ _FEWEST_ROWS = 4  # that are shared
 _SHARED_ROWS = 32  # of an image that nobody here has made
 
 
-def by_columns(stages: Sequence[Stage], target: Target) -> set[Stage]:
+def by_columns(stages: Sequence[KernelStage], target: Target) -> set[KernelStage]:
     """The stages of which threads share columns, or channels."""
-    columned: set[Stage] = set()
-    makers: dict[Buffer, Stage] = {}
+    columned: set[KernelStage] = set()
+    makers: dict[Buffer, KernelStage] = {}
     for stage in stages:
         if _shares_columns(stage, makers, columned, target):
             columned.add(stage)
@@ -32,7 +32,7 @@ def by_columns(stages: Sequence[Stage], target: Target) -> set[Stage]:
     return columned
 
 
-def _shares_columns(stage: Stage, makers: dict[Buffer, Stage], columned: set[Stage], target: Target) -> bool:
+def _shares_columns(stage: KernelStage, makers: dict[Buffer, KernelStage], columned: set[KernelStage], target: Target) -> bool:
     if isinstance(stage, Product):
         return by_panels(stage.rows, stage.k, stage.weight.columns, target)
     if isinstance(stage, Convolution):

@@ -35,24 +35,24 @@ from lowtide.cpu.library import build, team
 from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.source import entry, kernel_text, text_of
-from lowtide.cpu.stages import Stage
+from lowtide.cpu.stages import KernelStage
 from lowtide.cpu.text import ElementOffsets, by_columns
 from lowtide.ir.graph import Value
 from lowtide.runtime.libraries import NativeError, processor
 
-KernelAlternative = tuple[Stage, ...]
+KernelAlternative = tuple[KernelStage, ...]
 
 
 @dataclass(frozen=True)
 class Trial:
     """Variants of a network's stages."""
 
-    columns: Collection[Stage]  # the stages of which threads share columns
+    columns: Collection[KernelStage]  # the stages of which threads share columns
     target: Target
-    _texts: dict[Stage, str] = field(default_factory=dict)
+    _texts: dict[KernelStage, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], target: Target) -> Trial:
+    def of(cls, stages: Sequence[KernelStage], target: Target) -> Trial:
         return cls(by_columns(stages, target), target)
 
     def key(self, variant: KernelAlternative) -> str:
@@ -60,7 +60,7 @@ class Trial:
         texts = [self._text(stage) for stage in variant]
         return hashlib.sha256("\0".join([*texts, str(self.target)]).encode()).hexdigest()[:32]
 
-    def _text(self, stage: Stage) -> str:
+    def _text(self, stage: KernelStage) -> str:
         if stage not in self._texts:
             self._texts[stage] = kernel_text(stage, stage in self.columns, self.target)
         return self._texts[stage]

@@ -1,11 +1,13 @@
 """Gradients that eager PyTorch makes of more than they need: a layer norm's, and that of a cross entropy's scores.
 
-A layer norm without a weight: its gradient follows from its result, and its input need not be kept. With y = (x - mean) * rstd the gradient is rstd * (g - mean(g) - y * mean(g * y)). Elsewhere than on a CPU it is that of a norm of y, whose
-mean is 0 and whose deviation is 1, times rstd.
+A layer norm without a weight: its gradient follows from its result, and its input need not be kept. With y = (x - mean) * rstd the
+gradient is rstd * (g - mean(g) - y * mean(g * y)). Elsewhere than on a CPU it is that of a norm of y, whose mean is 0 and whose deviation
+is 1, times rstd.
 
-A cross entropy: the gradient of its scores goes where their logarithms of probabilities lay. Eager PyTorch makes a gradient for these first, which is zero but for one element of each row, and from both that of the scores: two more
-tensors of the largest size that a language model has. Here both are done for some rows at a time, by the same kernels, which look at each
-row by itself: the bits are the same.
+A cross entropy: the gradient of its scores goes where their logarithms of probabilities lay. Eager PyTorch makes a gradient for these
+first, which is zero but for one element of each row, and from both that of the scores: two more tensors of the largest size that a
+language model has. Here both are done for some rows at a time, by the same kernels, which look at each row by itself: the bits are the
+same.
 """
 
 from __future__ import annotations

@@ -26,14 +26,14 @@ from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.evaluate import python_text
 from lowtide.ir.shapes.points import at, sizes_of_arg
 from lowtide.ir.sizes import Size, contiguous_stride
-from lowtide.lower.statements import Names, deaths, releases, statements
+from lowtide.lower.statements import VariableNames, deaths, releases, statements
 from lowtide.lower.transfers import Offloaded
 
 _NOTHING = Offloaded(frozenset(), {})
 _INDENT = "    "
 
 
-def lines(node: Node, reuse: int, names: Names, fresh: Callable[[str], str], wide: dict[str, int] | None = None) -> Iterator[str]:
+def lines(node: Node, reuse: int, names: VariableNames, fresh: Callable[[str], str], wide: dict[str, int] | None = None) -> Iterator[str]:
     """The lines of a loop whose arguments and results have names; `wide` are the dimensions around it, each at its largest."""
     loop, wide = Loop.of(node), wide or {}
     for which, (result, _, into) in enumerate(loop.results):
@@ -43,14 +43,14 @@ def lines(node: Node, reuse: int, names: Names, fresh: Callable[[str], str], wid
             yield from _made(result, into, names)
     extent = _size_text(loop.extent, names)
     start, part = fresh("start"), fresh(loop.body.dimensions[0].name)
-    inner: Names = {**names, loop.body.dimensions[0].symbol: part}
+    inner: VariableNames = {**names, loop.body.dimensions[0].symbol: part}
     yield f"for {start} in range(0, {extent}, {loop.part}):{_count(loop)}"
     yield f"{_INDENT}{part} = min({loop.part}, {extent} - {start})"
     for line in _within(loop, inner, (start, part), fresh, wide | {loop.body.dimensions[0].name: loop.part}):
         yield f"{_INDENT}{line}"
 
 
-def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
+def _within(loop: Loop, names: VariableNames, turn: tuple[str, str], fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
     body, views = loop.body, []
     for outer, inner, dim in (
         *loop.cut,
@@ -75,7 +75,7 @@ def _within(loop: Loop, names: Names, turn: tuple[str, str], fresh: Callable[[st
         yield f"del {', '.join(views)}"
 
 
-def _steps(body: Graph, names: Names, fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
+def _steps(body: Graph, names: VariableNames, fresh: Callable[[str], str], wide: dict[str, int]) -> Iterator[str]:
     footprint = import_module("lowtide.cost.bodies").body_footprint  # whose kernels take more memory than most programs without loops
     reuses = footprint(_at(body, wide)).reuses.tolist()
     dying = deaths(body, range(len(body.nodes)))
@@ -84,7 +84,7 @@ def _steps(body: Graph, names: Names, fresh: Callable[[str], str], wide: dict[st
         yield from releases(dead, names, node, reuse)
 
 
-def _sizes(body: Graph, names: Names, fresh: Callable[[str], str]) -> Iterator[str]:
+def _sizes(body: Graph, names: VariableNames, fresh: Callable[[str], str]) -> Iterator[str]:
     """The sizes that stand among a body's arguments, each once."""
     arguments = (arg for node in body.nodes if not is_loop(node) for arg in (*node.args, *(arg for _, arg in node.kwargs)))
     for size in dict.fromkeys(size for arg in arguments for size in sizes_of_arg(arg)):
@@ -102,7 +102,7 @@ def _share(value: Value, dim: int, loop: Loop, turn: tuple[str, str]) -> str:
     return f"{start}, {part}" if times == 1 else f"{times} * {start}, {times} * {part}"
 
 
-def _made(value: Value, into: Into, names: Names) -> Iterator[str]:
+def _made(value: Value, into: Into, names: VariableNames) -> Iterator[str]:
     """The lines that make a result as no part has touched it."""
     shape, stride = (f"[{', '.join(_size_text(size, names) for size in sizes)}]" for sizes in (value.shape, value.stride))
     where = f"dtype=torch.{value.dtype}, device=device({value.storage.device!r})"
@@ -129,7 +129,7 @@ def _count(loop: Loop) -> str:
     return f"  # {count} parts" + (f", the last of {rest}" if rest else "")
 
 
-def _size_text(size: Size, names: Names) -> str:
+def _size_text(size: Size, names: VariableNames) -> str:
     """A size by the variables of its dimensions; they are within the grammar of sizes that have no quotients."""
     if isinstance(size, int):
         return str(size)

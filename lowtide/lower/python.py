@@ -40,7 +40,7 @@ from lowtide.ir.shapes.points import sizes_of_arg
 from lowtide.ir.sizes import Size
 from lowtide.lower import loops, transfers
 from lowtide.lower.scatters import Writes
-from lowtide.lower.statements import Names, deaths, donated, region_lines, releases, statements, text_of
+from lowtide.lower.statements import VariableNames, deaths, donated, region_lines, releases, statements, text_of
 from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
 
@@ -141,7 +141,7 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
     """The program's lines, and the position in the order of the node that each belongs to."""
     graph = plan.graph
     variables, sizes, fresh = _variables(graph)
-    names: Names = {**variables, **sizes.names}
+    names: VariableNames = {**variables, **sizes.names}
     offloaded = transfers.Offloaded.of(graph)
     dying, arrivals = deaths(graph, plan.order, offloaded.storages), transfers.arrivals(plan, offloaded)
     for line in (*_header(plan, sizes), "def step(inputs, host):" if transfers.swaps(plan) else "def step(inputs):"):
@@ -169,13 +169,13 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
     yield "", -1
 
 
-def _run(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded, fresh: Callable[[str], str]) -> Iterator[str]:
+def _run(node: Node, reuse: int, names: VariableNames, offloaded: transfers.Offloaded, fresh: Callable[[str], str]) -> Iterator[str]:
     if is_loop(node):
         return loops.lines(node, reuse, names, fresh)
     return region_lines(node, names) if is_region(node) else statements(node, reuse, names, offloaded)
 
 
-def _stop(node: Node, graph: Graph, defined: set[Value], names: Names) -> Iterator[str]:
+def _stop(node: Node, graph: Graph, defined: set[Value], names: VariableNames) -> Iterator[str]:
     """The line that may end the program: with a tuple, and None for an output that is not made yet."""
     outputs = "".join(f"{names[value] if value in defined else None}, " for value in graph.outputs)
     yield f"if {text_of(node.args[0], names)}: return ({outputs})"

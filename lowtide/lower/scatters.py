@@ -22,7 +22,7 @@ from lowtide.ir.graph import Node, Storage, Value
 from lowtide.ir.operators.nodes import is_random
 from lowtide.ir.operators.row import AS_STRIDED, SCATTER
 from lowtide.ir.sizes import contiguous_stride
-from lowtide.lower.statements import Names, call, comment, renamed
+from lowtide.lower.statements import VariableNames, call, comment, renamed
 from lowtide.plan.contents import Decision
 
 Dying = list[list[tuple[Storage, list[Value]]]]
@@ -51,7 +51,7 @@ class Writes(NamedTuple):
                 views |= set() if view is None else {at + 1}
         return cls(calls, scatters, views)
 
-    def lines(self, position: int, node: Node, names: Names) -> list[str] | None:
+    def lines(self, position: int, node: Node, names: VariableNames) -> list[str] | None:
         """What is left of a node; None where all of it is."""
         if position in self.views:
             return []

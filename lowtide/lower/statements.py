@@ -1,8 +1,9 @@
 """The lines of one node, and of what dies with it: what programs and the bodies of loops are made of.
 
-Python calls an operator quickest by the method or function that torch generates for it, not through `torch.ops`. Both end in the same call of the dispatcher, to the argument. `torch.ops` reads each argument by its type in the schema, lists of numbers
-worst of all: 7 us for `aten.as_strided.default(x, [16, 64], [192, 1], 0)`, where `x.as_strided([16, 64], [192, 1], 0)` takes 3.
-Operators stand here by name where that is so for all that a graph may hold; `tests/lower/test_spelling.py` holds each to torch.
+Python calls an operator quickest by the method or function that torch generates for it, not through `torch.ops`. Both end in the same call
+of the dispatcher, to the argument. `torch.ops` reads each argument by its type in the schema, lists of numbers worst of all: 7 us for
+`aten.as_strided.default(x, [16, 64], [192, 1], 0)`, where `x.as_strided([16, 64], [192, 1], 0)` takes 3. Operators stand here by name
+where that is so for all that a graph may hold; `tests/lower/test_spelling.py` holds each to torch.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//",
 
 _MADE = (Kind.ACTIVATION, Kind.GRADIENT, Kind.TEMPORARY)  # by programs; as inputs they are given away
 
-Names: TypeAlias = dict[Any, str]  # the variable of each value, and of each expression among the arguments
+VariableNames: TypeAlias = dict[Any, str]  # the variable of each value, and of each expression among the arguments
 
 
 def deaths(graph: Graph, order: Sequence[int], offloaded: Container[Storage] = ()) -> list[list[tuple[Storage, list[Value]]]]:
@@ -114,7 +115,7 @@ def donated(graph: Graph) -> tuple[Value, ...]:
     return tuple(each for each in graph.inputs if each.storage.kind in _MADE and each.storage not in kept)
 
 
-def releases(dying: list[tuple[Storage, list[Value]]], names: Names, node: Node, reuse: int) -> Iterator[str]:
+def releases(dying: list[tuple[Storage, list[Value]]], names: VariableNames, node: Node, reuse: int) -> Iterator[str]:
     """The line that lets storages go: their variables are all that holds them."""
     if not dying:
         return
@@ -128,7 +129,7 @@ def releases(dying: list[tuple[Storage, list[Value]]], names: Names, node: Node,
     yield f"del {', '.join(variables)}{note}"
 
 
-def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloaded) -> Iterator[str]:
+def statements(node: Node, reuse: int, names: VariableNames, offloaded: transfers.Offloaded) -> Iterator[str]:
     if is_transfer(node):
         yield from transfers.statements(node, names, offloaded)
     elif is_arithmetic(node):
@@ -145,14 +146,14 @@ def statements(node: Node, reuse: int, names: Names, offloaded: transfers.Offloa
         yield from _assign(node, expression, names)
 
 
-def region_lines(node: Node, names: Names) -> Iterator[str]:
+def region_lines(node: Node, names: VariableNames) -> Iterator[str]:
     """The lines that have compiled kernels run a node's body: `regions` has them by the name of the first result."""
     results = "".join(f"{names[value]}, " for value in node.outputs if value is not None)
     call = f"regions[{node.results[0].name!r}]({', '.join(text_of(arg, names) for arg in node.args)})"
     yield f"{results}= {call}" if results else call
 
 
-def _assign(node: Node, text: str, names: Names) -> Iterator[str]:
+def _assign(node: Node, text: str, names: VariableNames) -> Iterator[str]:
     """Bind what a call gives. What nobody wants must not stay bound, or it would stay alive."""
     if not any(output is not None for output in node.outputs):
         yield f"{text}{comment(node)}"
@@ -167,7 +168,7 @@ def _assign(node: Node, text: str, names: Names) -> Iterator[str]:
         yield "del _"
 
 
-def call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: Names) -> str:
+def call(op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], names: VariableNames) -> str:
     if not _OPERATOR.fullmatch(op):
         raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {op!r}")
     given = [text_of(arg, names) for arg in args] + [f"{_keyword(key)}={text_of(arg, names)}" for key, arg in kwargs]
@@ -180,26 +181,26 @@ def _path(op: str) -> str:
     return f"getattr({'.'.join(before)}, {overload!r})" if keyword.iskeyword(overload) else op
 
 
-def _call_in_place(node: Node, reuse: int, names: Names) -> str:
+def _call_in_place(node: Node, reuse: int, names: VariableNames) -> str:
     """The overload that works in the memory of one of its inputs."""
     value, overload = node.inplace[reuse]
     outs = [argument.name for argument in _schema(overload).arguments if argument.kwarg_only and argument.alias_info is not None]
     return call(overload, node.args, (*node.kwargs, *((name, value) for name in outs)), names)
 
 
-def _scatter_in_place(node: Node, names: Names) -> Iterator[str]:
+def _scatter_in_place(node: Node, names: VariableNames) -> Iterator[str]:
     """`as_strided_scatter` has no overload that works in place: it is a copy into a view."""
     base, update, *view = node.args
     yield renamed(node, names)
     yield f"{call(AS_STRIDED, (base, *view), (), names)}.copy_({text_of(update, names)})"
 
 
-def renamed(scatter: Node, names: Names) -> str:
+def renamed(scatter: Node, names: VariableNames) -> str:
     """The memory of a scatter's base under the name of its result."""
     return f"{names[scatter.results[0]]} = {text_of(scatter.args[0], names)}{comment(scatter)}"
 
 
-def _arithmetic(node: Node, names: Names) -> str:
+def _arithmetic(node: Node, names: VariableNames) -> str:
     op, operands = node.op.removeprefix("py."), [text_of(arg, names) for arg in node.args]
     if op in _BINARY:
         return f" {_BINARY[op]} ".join(operands)
@@ -210,7 +211,7 @@ def _arithmetic(node: Node, names: Names) -> str:
     raise FormatError(f"expected arithmetic on numbers, one of {', '.join(_BINARY)}, neg, abs, max, min, math_sqrt; got {node.op!r}")
 
 
-def text_of(arg: Arg, names: Names) -> str:
+def text_of(arg: Arg, names: VariableNames) -> str:
     if isinstance(arg, Value):
         return names[arg]
     if isinstance(arg, tuple):

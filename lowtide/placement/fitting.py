@@ -159,18 +159,18 @@ def _most_within(values: Any, low: Any, high: Any) -> NDArray[np.int64]:
     return most
 
 
-Fit: TypeAlias = Literal[
+FitRule: TypeAlias = Literal[
     "first",  # the lowest place
     "best",  # the low end of the smallest gap
     "beside",  # the end of a gap at which the neighbour's life is most alike
     "snug",  # the same end of the smallest gap
 ]
-FITS: tuple[Fit, ...] = get_args(Fit)
+FITS: tuple[FitRule, ...] = get_args(FitRule)
 _FIRST, _BEST, _BESIDE = 0, 1, 2
 _CHUNK_LOOKS = 10_000_000  # at blocks placed already, between two looks at the clock: a tenth of a second
 
 
-def fitted(strip: Strip, sequence: NDArray[np.intp], fit: Fit, capacity_bytes: int, deadline: float = math.inf) -> tuple[Ints, int]:
+def fitted(strip: Strip, sequence: NDArray[np.intp], fit: FitRule, capacity_bytes: int, deadline: float = math.inf) -> tuple[Ints, int]:
     """[n] the offsets of blocks placed in `sequence`; those for which there is no gap below `capacity_bytes` go above all they meet.
 
     And how many were stacked only, as `deadline`, by `time.monotonic`, had passed.

@@ -16,7 +16,7 @@ import numpy as np
 
 from lowtide.base.solver_text import check_choice
 from lowtide.placement.base import Placement, Placer, placed, unplaced
-from lowtide.placement.fitting import FITS, ORDERS, Fit, Order, fitted, sequence
+from lowtide.placement.fitting import FITS, ORDERS, FitRule, Order, fitted, sequence
 from lowtide.placement.local import settled
 from lowtide.placement.strip import Strip, arena_bound_bytes
 from lowtide.problems.placement import Ints, PlaceProblem
@@ -38,7 +38,7 @@ class Greedy:
     """Buffers one after the other, in a sequence and by a rule of `fitting`."""
 
     order: Order = "size"
-    fit: Fit = "first"
+    fit: FitRule = "first"
 
     def __post_init__(self) -> None:
         check_choice("order", self.order, ORDERS)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.placement.fitting import Fit, Order, fitted, mismatch, sequence
+from lowtide.placement.fitting import FitRule, Order, fitted, mismatch, sequence
 from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, Ints
 
-_STARTS: tuple[tuple[Order, Fit], ...] = (
+_STARTS: tuple[tuple[Order, FitRule], ...] = (
     ("peak_end", "beside"),
     ("peak_lifetime", "beside"),
     ("peak_inner", "beside"),

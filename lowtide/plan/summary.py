@@ -22,17 +22,17 @@ from lowtide.plan.cost_report import CostReport, Eviction, RuleReport, generated
 from lowtide.plan.promises import lives, peak_bytes
 from lowtide.plan.snapshot import LiveTensor, Snapshot, source_text, storage_specs
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
 _NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")  # a whole part of a path or name
 _LONGEST = 56  # of a name on a line
 
 
 @dataclass(frozen=True)
-class AlikeItems(Generic[Item]):
+class AlikeItems(Generic[T]):
     """Some that are alike, and the tensors that they are of."""
 
-    members: tuple[Item, ...]
+    members: tuple[T, ...]
     tensors: tuple[LiveTensor, ...]
 
     @property
@@ -61,11 +61,9 @@ class AlikeItems(Generic[Item]):
         return texts[0] if len(set(texts)) == 1 else pattern(texts[0])
 
 
-def alike(
-    items: Iterable[Item], tensor_of: Callable[[Item], LiveTensor], key: Callable[[LiveTensor, Item], Hashable]
-) -> list[AlikeItems[Item]]:
+def alike(items: Iterable[T], tensor_of: Callable[[T], LiveTensor], key: Callable[[LiveTensor, T], Hashable]) -> list[AlikeItems[T]]:
     """The groups of those of one operator, at one place of repeated blocks, and of one `key`; the most bytes first."""
-    by_key: defaultdict[Hashable, list[Item]] = defaultdict(list)
+    by_key: defaultdict[Hashable, list[T]] = defaultdict(list)
     for item in items:
         tensor = tensor_of(item)
         by_key[tensor.op, pattern(tensor.module if tensor.op else tensor.name), key(tensor, item)].append(item)

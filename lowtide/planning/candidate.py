@@ -27,7 +27,7 @@ from lowtide.schedule import Schedule, Solver, schedule, schedule_all
 
 _REWRITES = (read_results, split_results)
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 class Captured(Protocol):
@@ -152,10 +152,10 @@ class Candidate:
         """
         return self._once(("program", torch, granule_bytes), lambda: program_hash(self.graph, torch, granule_bytes))
 
-    def _once(self, question: tuple[object, ...], make: Callable[[], Found]) -> Found:
+    def _once(self, question: tuple[object, ...], make: Callable[[], T]) -> T:
         for known, answer in self._known:  # few, and a device or solver need not have a hash
             if known == question:
-                derived: Found = answer
+                derived: T = answer
                 return derived
         derived = make()
         self._known.append((question, derived))

@@ -9,7 +9,7 @@ from functools import cache
 from lowtide.base.stages import Say, Stages
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
-from lowtide.cost.laboratory import Laboratory, Listener, provenance_here
+from lowtide.cost.laboratory import Laboratory, TrialListener, provenance_here
 from lowtide.cost.timings import device_here, measure_timings
 from lowtide.cost.workspaces import measure_workspaces
 from lowtide.cpu.networks import networked
@@ -192,5 +192,5 @@ def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool 
     return replace(candidate, exact=rewriting.exact, costs_time=rewriting.costs_time, applied_rules=rewriting.applied_rules)
 
 
-def _share(say: Say) -> Listener:
+def _share(say: Say) -> TrialListener:
     return lambda share: say(f"{share:.0%} done")

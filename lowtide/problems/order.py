@@ -170,7 +170,7 @@ def _where(index: int, tasks: Sequence[Task]) -> str:
 
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.int64]
-Item = TypeVar("Item", bound=np.generic)
+T = TypeVar("T", bound=np.generic)
 
 
 class Rows(NamedTuple):
@@ -362,7 +362,7 @@ def _offsets(lengths: NDArray[np.int64]) -> Ints:
     return _frozen(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
-def _frozen(array: NDArray[Item]) -> NDArray[Item]:
+def _frozen(array: NDArray[T]) -> NDArray[T]:
     """`array` itself, from now on read-only."""
     array.setflags(write=False)
     return array

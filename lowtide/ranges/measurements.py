@@ -20,7 +20,7 @@ from lowtide.ir.shapes.points import AtPoint, at_points
 from lowtide.planning.candidate import Captured, equal_graphs
 from lowtide.planning.machine import Machine
 from lowtide.ranges.candidate import Ranged
-from lowtide.ranges.points import Point, largest, sample_points, smallest
+from lowtide.ranges.points import ShapePoint, largest, sample_points, smallest
 from lowtide.rewrite.rewritings import cost_of_applied, over_dimensions
 
 _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimension and of more
@@ -30,14 +30,14 @@ _OF_ONE, _OF_MANY = 3, 4  # points that are measured, of a range of one dimensio
 class _Grid:
     """The points at which operators are tried, what the graphs are there, and with what they are tried."""
 
-    points: tuple[Point, ...]
+    points: tuple[ShapePoint, ...]
     written: list[AtPoint]  # by point: programs share most of their nodes, and equal graphs do
     machine: Machine
     laboratory: Laboratory
     rates_us: dict[Node, float] = field(default_factory=dict)  # of the nodes written so far, by the device's rates
 
     @classmethod
-    def of(cls, points: tuple[Point, ...], machine: Machine, laboratory: Laboratory) -> _Grid:
+    def of(cls, points: tuple[ShapePoint, ...], machine: Machine, laboratory: Laboratory) -> _Grid:
         return cls(points, at_points(points), machine, laboratory)
 
     def rated(self, device: Device, node: Node) -> float:
@@ -84,7 +84,7 @@ def _ranged(captured: Captured, grid: _Grid, *, timed: bool, exact: bool) -> tup
     return tuple(candidates)
 
 
-def measured_at(dimensions: Dimensions) -> tuple[Point, ...]:
+def measured_at(dimensions: Dimensions) -> tuple[ShapePoint, ...]:
     """A grid over the range: the ends of every dimension, and numbers between."""
     return sample_points(dimensions, _OF_ONE if len(dimensions) < 2 else _OF_MANY)
 

@@ -17,7 +17,7 @@ from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.family import Member, in_order
-from lowtide.ranges.points import Point, largest, sample_points
+from lowtide.ranges.points import ShapePoint, largest, sample_points
 from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes
 
@@ -88,7 +88,7 @@ def order_members(candidates: Sequence[Ranged], request: Request) -> tuple[Membe
     return (*_as_written(candidates, [members[place] for place in kept], samples, request), *(members[place] for place in kept))
 
 
-def _as_written(candidates: Sequence[Ranged], kept: Sequence[Member], samples: Sequence[Point], request: Request) -> list[Member]:
+def _as_written(candidates: Sequence[Ranged], kept: Sequence[Member], samples: Sequence[ShapePoint], request: Request) -> list[Member]:
     """The same candidates in the order in which they are written, as far as that is as lean at some point.
 
     There it is run: a plan for one shape alone keeps that order, too, and it holds what it needs in a processor's caches best.
@@ -100,19 +100,19 @@ def _as_written(candidates: Sequence[Ranged], kept: Sequence[Member], samples: S
     return [each for each in written if (each.candidate, each.own_order) not in known and (_peaks(each, samples) <= least).any()]
 
 
-def _peaks(member: Member, samples: Sequence[Point]) -> Bytes:
+def _peaks(member: Member, samples: Sequence[ShapePoint]) -> Bytes:
     """[points] bytes; `_NEVER` where its candidate takes longer than the captured graph."""
     return np.array([member.peak_bytes(point) if member.ranged.is_free_at(point) else _NEVER for point in samples], np.int64)
 
 
-def _points(candidates: Sequence[Ranged]) -> list[Point]:
+def _points(candidates: Sequence[Ranged]) -> list[ShapePoint]:
     """The largest first."""
     dimensions = candidates[0].dimensions
     points = [largest(dimensions), *sample_points(dimensions, _SOLVED)]
     return list({tuple(point.values()): point for point in points}.values())
 
 
-def _largest_solved(candidates: Sequence[Ranged], point: Point, request: Request) -> tuple[int, tuple[int, ...]]:
+def _largest_solved(candidates: Sequence[Ranged], point: ShapePoint, request: Request) -> tuple[int, tuple[int, ...]]:
     """The same at the first point, where the search under a limit begins with these orders."""
     numeric = [each.at(point) for each in candidates]
     order_together(numeric, request.solver, request.granule_bytes)

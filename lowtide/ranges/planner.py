@@ -20,9 +20,9 @@ from lowtide.problems.order import Ints
 from lowtide.ranges.candidate import Ranged
 from lowtide.ranges.family import Member, PlanFamily, in_sequence
 from lowtide.ranges.orders import order_members
-from lowtide.ranges.points import Point, judged_at, largest, on_the_way, smallest
+from lowtide.ranges.points import ShapePoint, judged_at, largest, on_the_way, smallest
 from lowtide.ranges.pool import JudgedSequences
-from lowtide.remat.archive import Point as Found
+from lowtide.remat.archive import Point
 
 Pool = list[tuple[int, Ints]]  # which candidate, and a sequence of its
 _Pair = tuple[tuple[Ranged, ...], tuple[Member, ...]]  # a program's candidates, and their orders of least peak
@@ -123,7 +123,7 @@ class RangePlanner:
             return [(each.graph, each.remat_problem(request.granule_bytes, request.links, request.swap_state)) for each in candidates_there]
 
         given = ((each, each.sequence) for each in members if each.sequence is not None)
-        points = [Found(each.peak_bytes(point), each.time_us(point), each.candidate, sequence) for each, sequence in given]
+        points = [Point(each.peak_bytes(point), each.time_us(point), each.candidate, sequence) for each, sequence in given]
         sequences = carried_points(problems(self._programs(request)[-1]), points, problems(program))
         return [(each.problem, each.sequence) for each in sequences]
 
@@ -167,7 +167,7 @@ def _pool(searched: CandidateArchive) -> Pool:
     return sequences + [(which, each) for which, some in enumerate(searched.orders) for each in some]
 
 
-def _refusal(family: PlanFamily, point: Point) -> BudgetError | None:
+def _refusal(family: PlanFamily, point: ShapePoint) -> BudgetError | None:
     try:
         family.choose(point)
     except BudgetError as error:

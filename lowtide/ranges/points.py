@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
 
-Point: TypeAlias = "dict[str, int]"  # by dimension
+ShapePoint: TypeAlias = "dict[str, int]"  # by dimension
 
 
-def sample_points(dimensions: Dimensions, most: int = 32) -> tuple[Point, ...]:
+def sample_points(dimensions: Dimensions, most: int = 32) -> tuple[ShapePoint, ...]:
     """About `most` points, all corners among them, those of the largest numbers first; a grid of as many numbers for each dimension."""
     count = 2
     while dimensions and (count + 1) ** len(dimensions) <= most:
@@ -33,17 +33,17 @@ def _numbers(dimension: Dimension, count: int) -> list[int]:
 _ALL, _BETWEEN = 16, 12
 
 
-def largest(dimensions: Dimensions) -> Point:
+def largest(dimensions: Dimensions) -> ShapePoint:
     """The point of the most of each dimension."""
     return {each.name: each.most for each in dimensions}
 
 
-def smallest(dimensions: Dimensions) -> Point:
+def smallest(dimensions: Dimensions) -> ShapePoint:
     """The point of the least of each dimension."""
     return {each.name: each.least for each in dimensions}
 
 
-def on_the_way(dimensions: Dimensions, share: float) -> Point:
+def on_the_way(dimensions: Dimensions, share: float) -> ShapePoint:
     """The point so far from the smallest to the largest: every dimension grows by equal factors."""
     point = {}
     for each in dimensions:
@@ -52,7 +52,7 @@ def on_the_way(dimensions: Dimensions, share: float) -> Point:
     return point
 
 
-def judged_at(dimensions: Dimensions) -> tuple[Point, ...]:
+def judged_at(dimensions: Dimensions) -> tuple[ShapePoint, ...]:
     """The largest point first; samples of the whole range; and some on the way from the smallest to the largest."""
     points = [largest(dimensions), *sample_points(dimensions, _ALL), *(on_the_way(dimensions, step / _BETWEEN) for step in range(_BETWEEN))]
     return tuple({tuple(point.values()): point for point in points}.values())

@@ -41,7 +41,7 @@ FORMAT, _VERSION = "lowtide.range", 1
 _WHERE = "plans of a range"
 _SEAL = "checksum"
 _MOST_CHARACTERS = 2**28
-Item = TypeVar("Item")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -188,12 +188,12 @@ def _read_member(item: Any) -> WrittenMember:
     return WrittenMember(fields.integer(_WHERE, item, "candidate"), order, runs)
 
 
-def _each(item: dict[str, Any], name: str, read: Callable[[Any], Item]) -> tuple[Item, ...]:
+def _each(item: dict[str, Any], name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
     entries = item.get(name)
     return tuple(map(read, entries)) if isinstance(entries, list) else fields.refuse(_WHERE, name, "a list", entries)
 
 
-def _row(item: Any, name: str, read: Callable[[Any], Item]) -> tuple[Item, ...]:
+def _row(item: Any, name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
     return tuple(map(read, item)) if isinstance(item, list) else fields.refuse(_WHERE, name, "a list of numbers", item)
 
 

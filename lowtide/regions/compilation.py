@@ -6,8 +6,9 @@
 Bodies that compute the same are one, whatever their values are called. Those whose tensors are largest, over all places, are tried first,
 and only so many: compiling takes seconds each.
 
-Inductor takes a body as a torch.fx module of its arguments in their order, which returns its results; numbers are given as tensors of
-no dimensions. An operator whose argument must be a number takes none that differs from call to call: such a one is written in sums and products.
+Inductor takes a body as a torch.fx module of its arguments in their order, which returns its results; numbers are given as tensors of no
+dimensions. An operator whose argument must be a number takes none that differs from call to call: such a one is written in sums and
+products.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 # By tensor of a batch its shape and strides; behind them, where there are any, the places of what are no tensors.
-Shape: TypeAlias = "tuple[tuple[tuple[int, ...], tuple[int, ...]] | tuple[str, ...], ...]"
+BatchShape: TypeAlias = "tuple[tuple[tuple[int, ...], tuple[int, ...]] | tuple[str, ...], ...]"
 
 _META = torch.device("meta")
 _PLAIN = (type(None), bool, int, float, str)  # what a file holds of leaves that are no tensors
@@ -66,20 +66,20 @@ _MOST_NAMES = 12  # of leaves in one message
 _DIFFERENTIATED = "is differentiated, and no derivative by the batch is made here: pass it detached, or call the model itself"
 
 
-def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
+def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchShape:
     items = [*args, *kwargs.values()]
     if all(type(item) is torch.Tensor for item in items):
         return tuple((tuple(item.shape), item.stride()) for item in items)
     return _shape(tree.flatten((args, kwargs))[0])  # looking into what may be a structure takes longer
 
 
-def _shape(leaves: Sequence[tree.Leaf]) -> Shape:
+def _shape(leaves: Sequence[tree.Leaf]) -> BatchShape:
     shapes = [(tuple(leaf.value.shape), leaf.value.stride()) for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
     others = tuple(leaf.where for leaf in leaves if not isinstance(leaf.value, torch.Tensor))
     return (*shapes, others) if others else tuple(shapes)
 
 
-def described(shape: Shape) -> str:
+def described(shape: BatchShape) -> str:
     """Shapes in words: "a batch of [8, 3], [8]"."""
     return f"a batch of {', '.join(str(list(each[0])) for each in shape if isinstance(each[0], tuple))}"
 
@@ -87,7 +87,7 @@ def described(shape: Shape) -> str:
 class NewShapeError(BatchError):
     """A batch that is unlike the captured one in nothing but shapes or strides, or in how many leaves it has that are no tensors."""
 
-    def __init__(self, message: str, difference: str, shape: Shape, *, restructured: bool = False) -> None:
+    def __init__(self, message: str, difference: str, shape: BatchShape, *, restructured: bool = False) -> None:
         super().__init__(message)
         self.difference, self.shape, self.restructured = difference, shape, restructured
 

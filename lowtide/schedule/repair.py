@@ -22,7 +22,7 @@ from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.exact import Exact
 
-Item = TypeVar("Item", bound=np.generic)
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def row_entries(rows: Rows, chosen: Ints) -> Rows:
     return Rows(ptr, rows.ids[positions])
 
 
-def frozen(array: NDArray[Item]) -> NDArray[Item]:
+def frozen(array: NDArray[T]) -> NDArray[T]:
     """`array` itself, from now on read-only."""
     array.setflags(write=False)
     return array

@@ -91,7 +91,7 @@ def _by_rows(node: Node, axis: Axis) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Dimensions:
+class DimensionGraph:
     """The dimension graph of a graph. Parts have numbers from 0, in the order in which the graph meets them."""
 
     graph: Graph
@@ -102,7 +102,7 @@ class Dimensions:
     count: int  # of components
 
     @classmethod
-    def of(cls, graph: Graph) -> Dimensions:
+    def of(cls, graph: Graph) -> DimensionGraph:
         """The dimensions of a graph; bodies are not looked into."""
         first = _numbered(graph)
         axes = with_inner(graph, tuple(axes_of(node) for node in graph.nodes))

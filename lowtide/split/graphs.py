@@ -1,7 +1,8 @@
 """Graphs that compute what the captured one does up to rounding, some of their sets part by part: those that are worth a search.
 
-Where eager's numbers are asked for none is taken; whether it would help to split the loss is told all the same. The logits of a language model are as large as its vocabulary is, and there are several such tensors at once. Run in parts they need little,
-at hardly any cost in time; but sums are rounded otherwise, so that it is done with `exact=False` alone.
+Where eager's numbers are asked for none is taken; whether it would help to split the loss is told all the same. The logits of a language
+model are as large as its vocabulary is, and there are several such tensors at once. Run in parts they need little, at hardly any cost in
+time; but sums are rounded otherwise, so that it is done with `exact=False` alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.rewrite.losses import LOSSES, add_into_sums, make_anew, sum_losses
 from lowtide.rewrite.rewritings import Rewriting
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.judge import Judge, Prices
 from lowtide.split.proposals import SplitCandidate, candidates_of
 from lowtide.split.rewrite import Loops
@@ -63,7 +64,7 @@ def _worth(candidate: SplitCandidate) -> tuple[int, int, int]:
     return candidate.saved_bytes, -left_bytes, -len(candidate.region.axes)
 
 
-def _like_scores(dimensions: Dimensions, loss: Node) -> dict[Storage, int]:
+def _like_scores(dimensions: DimensionGraph, loss: Node) -> dict[Storage, int]:
     """What is made over classes and as large as the scores."""
     scores = loss.args[0]
     assert isinstance(scores, Value)

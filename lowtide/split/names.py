@@ -18,7 +18,7 @@ from lowtide.ir.operators.axes import Axis, Reduced, cut_by
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import Size
 from lowtide.plan.summary import pattern
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 
 _BY_RANK = {  # places in the batch, by the rank of what is given; whole numbers are tokens
     "whole": ("batch", "tokens"),
@@ -57,7 +57,7 @@ class ComponentTable:
     lines: tuple[AlikeParts, ...]
 
     @classmethod
-    def of(cls, dimensions: Dimensions) -> ComponentTable:
+    def of(cls, dimensions: DimensionGraph) -> ComponentTable:
         facts = _facts(dimensions)
         names = _named(dimensions, facts)
         groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -110,7 +110,7 @@ class _Facts:
             self.least = self.most = extent
 
 
-def _facts(dimensions: Dimensions) -> dict[int, _Facts]:
+def _facts(dimensions: DimensionGraph) -> dict[int, _Facts]:
     """By component, those along which some operator can run."""
     facts: defaultdict[int, _Facts] = defaultdict(_Facts)
     for node, axes, components in zip(dimensions.graph.nodes, dimensions.axes, dimensions.axis_components, strict=True):
@@ -131,7 +131,7 @@ def _facts(dimensions: Dimensions) -> dict[int, _Facts]:
     return facts
 
 
-def _called_by_extent(dimensions: Dimensions, facts_of: dict[int, _Facts]) -> None:
+def _called_by_extent(dimensions: DimensionGraph, facts_of: dict[int, _Facts]) -> None:
     """Names components that nothing else tells, and that no parameter has, by the batch's extents."""
     parameters = (value for value in dimensions.graph.inputs if value.storage.kind is Kind.PARAMETER)
     taken = {dimensions.component(value, dim) for value in parameters for dim in range(len(value.shape))}
@@ -143,7 +143,7 @@ def _called_by_extent(dimensions: Dimensions, facts_of: dict[int, _Facts]) -> No
             facts.signs.add(places[facts.least])
 
 
-def _signs(dimensions: Dimensions) -> Iterator[tuple[int, str]]:
+def _signs(dimensions: DimensionGraph) -> Iterator[tuple[int, str]]:
     """What tells the name of a component."""
     symbols = {dimension.symbol: dimension.name for dimension in dimensions.graph.dimensions}
     for value, dim, place in _batch_places(dimensions.graph):
@@ -160,7 +160,7 @@ def _signs(dimensions: Dimensions) -> Iterator[tuple[int, str]]:
             yield dimensions.component(tensor, 1), "channels"
 
 
-def _kept(dimensions: Dimensions) -> Iterator[tuple[int, int]]:
+def _kept(dimensions: DimensionGraph) -> Iterator[tuple[int, int]]:
     """Parts that are one dimension for people, before and after an operator that is closed along it, in program order."""
     for node, axes in zip(dimensions.graph.nodes, dimensions.axes, strict=True):
         before = node.args[0] if node.args else None
@@ -185,7 +185,7 @@ def _places(value: Value) -> Sequence[str]:
     return _BY_RANK["whole"] if value.dtype in ("int64", "int32") and rank <= 2 else _BY_RANK.get(rank, ())
 
 
-def _named(dimensions: Dimensions, facts: dict[int, _Facts]) -> dict[int, str]:
+def _named(dimensions: DimensionGraph, facts: dict[int, _Facts]) -> dict[int, str]:
     known = {dimension.name for dimension in dimensions.graph.dimensions}
     names: dict[int, str] = {}
     for component, mine in facts.items():

@@ -43,7 +43,7 @@ from lowtide.ir.operators.row import LOOP
 from lowtide.problems.order import OrderProblem
 from lowtide.rewrite.base import Rewritten, following
 from lowtide.schedule import Best, schedule
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.names import AlikeParts, ComponentTable
 from lowtide.split.parts import Parts
 from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse
@@ -332,7 +332,7 @@ class Loops:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.regions = Regions(Dimensions.of(graph))
+        self.regions = Regions(DimensionGraph.of(graph))
         self._known: dict[tuple[int, int], SetLoop | None] = {}
 
     def graph_of(self, tree: FissionTree) -> Graph:

@@ -12,7 +12,8 @@ in reverse. A node joins along an axis of the wanted component of the dimension 
 So a set is connected and convex by construction. What draws random numbers, normalises over the dimension or is closed for another
 reason has no axis, and stays outside.
 
-`FissionTree` says which sets are split, and into how many parts: MAGIS's fission hierarchy tree (section 4.3), as far as sets that lie apart need it.
+`FissionTree` says which sets are split, and into how many parts: MAGIS's fission hierarchy tree (section 4.3), as far as sets that lie
+apart need it.
 
 A tree holds candidates, the largest first, and a number of parts for each; 1 is a candidate that is not split. Of the paper's mutations
 (section 5.1) there is one: a set is split only where nothing that is split touches it.
@@ -32,7 +33,7 @@ from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.axes import Axis, Reduced, cut_by, is_innermost, merges_apart, tensor_paths
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.sizes import Size
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.dominators import Borders, Dominators
 
 
@@ -152,7 +153,7 @@ class _Growing:
 class Regions:
     """Makes regions of one graph; what is needed for all of them is looked up once."""
 
-    dimensions: Dimensions
+    dimensions: DimensionGraph
 
     @property
     def graph(self) -> Graph:

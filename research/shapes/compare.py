@@ -18,7 +18,7 @@ import sympy
 
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimensions
-from lowtide.ir.shapes.polynomial import Number, Polynomial, generator
+from lowtide.ir.shapes.polynomial import Polynomial, Rational, generator
 from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import parse_size
 from research.shapes.bernstein import Range
@@ -146,7 +146,7 @@ def _divided(expr: Polynomial, factor: int) -> tuple[_Case, ...]:
     return (_Case((top - generator(name)).scaled(Fraction(factor, divisor)), {name: (0, divisor - 1)}),)
 
 
-def _remainder(top: Polynomial, by: Number | None) -> tuple[_Case, ...] | None:
+def _remainder(top: Polynomial, by: Rational | None) -> tuple[_Case, ...] | None:
     """A remainder by a number."""
     if not isinstance(by, int) or by <= 0 or not _is_whole(top):
         return None

@@ -19,7 +19,7 @@ import sympy
 
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
-from lowtide.ir.shapes.polynomial import Monomial, Number, Polynomial, generator
+from lowtide.ir.shapes.polynomial import Monomial, Polynomial, Rational, generator
 from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import parse_size
 from research.shapes.terms import constant, generators, replaced
@@ -173,7 +173,7 @@ def _is_plain(meaning: Polynomial) -> bool:
     return all(each > 0 and each.denominator == 1 and all(power > 0 for _, power in monomial) for monomial, each in meaning.terms)
 
 
-def _within_range(range_: Dimension, offset: Number, factor: Number) -> tuple[int, int]:
+def _within_range(range_: Dimension, offset: Rational, factor: Rational) -> tuple[int, int]:
     """The least and the most whole x for which factor * x + offset lies within a range."""
     ends = [Fraction(end - offset) / factor for end in (range_.least, range_.most)]
     return ceil(min(ends)), floor(max(ends))

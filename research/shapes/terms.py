@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import lcm
 
 from lowtide.errors import ShapeError
-from lowtide.ir.shapes.polynomial import Monomial, Number, Polynomial, total
+from lowtide.ir.shapes.polynomial import Monomial, Polynomial, Rational, total
 
 
 @lru_cache(maxsize=65536)
@@ -16,7 +16,7 @@ def generators(polynomial: Polynomial) -> tuple[str, ...]:
     return tuple(sorted({name for monomial, _ in polynomial.terms for name, _ in monomial}))
 
 
-def constant(polynomial: Polynomial) -> Number | None:
+def constant(polynomial: Polynomial) -> Rational | None:
     """The number that it is; None where it has generators."""
     if not polynomial.terms:
         return 0
@@ -36,7 +36,7 @@ def replaced(polynomial: Polynomial, meaning: Mapping[str, Polynomial]) -> Polyn
     return total(_replaced(monomial, each, meaning) for monomial, each in polynomial.terms)
 
 
-def _replaced(monomial: Monomial, each: Number, meaning: Mapping[str, Polynomial]) -> Polynomial:
+def _replaced(monomial: Monomial, each: Rational, meaning: Mapping[str, Polynomial]) -> Polynomial:
     result = Polynomial(((tuple((name, power) for name, power in monomial if name not in meaning), each),))
     for name, power in monomial:
         if name in meaning:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lowtide.cpu.choice import MOST_PARTS, Group, candidates, joined, reform
 from lowtide.cpu.model import Core, Level, Model, machine_of
 from lowtide.cpu.partition import is_complex, partition
-from lowtide.cpu.reform import Part, Scheme, Shape, chains_of, parts_of, schemes_of
+from lowtide.cpu.reform import KernelShape, Part, Scheme, chains_of, parts_of, schemes_of
 from lowtide.ir.graph import Graph, Node, Value
 from tests.cpu.networks import Builder, inverted_residuals, mixed
 
@@ -29,7 +29,7 @@ class Said:
     def alone_us(self, part: Part) -> float:
         return 10.0
 
-    def joined_us(self, parts: Sequence[Part], shape: Shape) -> float | None:
+    def joined_us(self, parts: Sequence[Part], shape: KernelShape) -> float | None:
         return self.us.get(tuple(parts)) if shape.scheme is Scheme.ROWS else None
 
 
@@ -113,8 +113,8 @@ def test_ties_go_to_fewer_joins():
 def test_schemes_hold_what_they_say():
     parts = chain(inverted_residuals(1, channels=16, side=28))
     rows, channels = schemes_of(parts)
-    assert rows == Shape(Scheme.ROWS, ring_bytes=(3 + 1) * 28 * 96 * 4, repeated=1.0, rows=28, passes=1)
-    assert channels == Shape(Scheme.CHANNELS, ring_bytes=2 * 28 * 28 * 16 * 4, repeated=1.0, rows=1, passes=6)
+    assert rows == KernelShape(Scheme.ROWS, ring_bytes=(3 + 1) * 28 * 96 * 4, repeated=1.0, rows=28, passes=1)
+    assert channels == KernelShape(Scheme.CHANNELS, ring_bytes=2 * 28 * 28 * 16 * 4, repeated=1.0, rows=1, passes=6)
     two = schemes_of(parts, threads=2)[0]
     assert (two.rows, two.repeated) == (14, pytest.approx(1 + 2 / 28))
     assert [shape.scheme for shape in schemes_of(parts[:2])] == [Scheme.ROWS]

@@ -10,7 +10,7 @@ import lowtide
 from lowtide.cpu import heads
 from lowtide.cpu.networks import networks_of
 from lowtide.cpu.recipes import Target
-from lowtide.cpu.stages import Map, Stage, Winograd
+from lowtide.cpu.stages import KernelStage, Map, Winograd
 from lowtide.cpu.tiles import Tile, Transform, transform_of
 
 TOLERANCE = 2e-6  # of the largest result
@@ -33,7 +33,7 @@ class Net(nn.Module):
         return torch.cat([y, y + 1, y], 1)
 
 
-def stages(step: lowtide.Step) -> list[Stage]:
+def stages(step: lowtide.Step) -> list[KernelStage]:
     return [stage for _, its in networks_of(step.plan.graph) for stage in its.stages]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.placement import Greedy, Placement, Portfolio, answers, arena_bound_bytes, fitting
-from lowtide.placement.fitting import FITS, ORDERS, Fit, Order, sequence
+from lowtide.placement.fitting import FITS, ORDERS, FitRule, Order, sequence
 from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.problems.status import Status
@@ -136,7 +136,7 @@ def test_unknown_settings_are_refused() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(problems(max_buffers=12), st.sampled_from(ORDERS), st.sampled_from(FITS), st.integers(1, 60))
-def test_the_clock_is_looked_at_without_another_answer(problem: PlaceProblem, order: Order, fit: Fit, looks: int) -> None:
+def test_the_clock_is_looked_at_without_another_answer(problem: PlaceProblem, order: Order, fit: FitRule, looks: int) -> None:
     strip, placer = Strip.of(problem), Greedy(order, fit)
     expected = placer.offsets(strip, problem.lower_bound_bytes)
     with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.points import at
 from lowtide.ranges.candidate import Ranged
-from lowtide.ranges.points import Point, sample_points
+from lowtide.ranges.points import ShapePoint, sample_points
 
 BATCH, LENGTH = sympy.symbols("batch length", integer=True, nonnegative=True)
 BATCHES, LENGTHS = Dimension("batch", 1, 32), Dimension("length", 16, 512)
@@ -53,7 +53,7 @@ def branches() -> Graph:
     return Graph((x,), tuple(nodes), tuple(ends), (LENGTHS,))
 
 
-def ranged(graph: Graph, points: Sequence[Point] = ()) -> Ranged:
+def ranged(graph: Graph, points: Sequence[ShapePoint] = ()) -> Ranged:
     """As if measured: a node takes a time for each byte that it reads and makes, and a tenth of what it makes as workspace."""
     points = points or sample_points(graph.dimensions, 5 ** len(graph.dimensions))
     graphs = [at(graph, point) for point in points]

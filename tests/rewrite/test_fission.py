@@ -18,7 +18,7 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.operators.axes import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.losses import add_into_sums, make_anew, sum_losses
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.roles import Split
 from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around
 from tests.splits import along, split
@@ -131,7 +131,7 @@ def test_what_lies_merged_outside_is_not_cut_within():
     x = torch.randn(3, 5, 4, dtype=torch.float64)
     program = captured(lambda x: torch.tanh(x.view(15, 4)).view(3, 5, 4) * 2, (x,))
     (wide,) = nodes_of(program.graph, "tanh")
-    axes = {node: axis for node, each in zip(program.graph.nodes, Dimensions.of(program.graph).axes, strict=True) for axis in each
+    axes = {node: axis for node, each in zip(program.graph.nodes, DimensionGraph.of(program.graph).axes, strict=True) for axis in each
             if axis.extent == 5 and any(is_innermost(dim) for _, dim in cut_by(node, axis))}  # fmt: skip
     assert wide in axes
     with pytest.raises(CheckError, match="dense"):

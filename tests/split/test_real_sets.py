@@ -14,7 +14,7 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.trace import Given
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rewrite.losses import make_anew, sum_losses
-from lowtide.split.dimensions import Dimensions, cut_by
+from lowtide.split.dimensions import DimensionGraph, cut_by
 from lowtide.split.names import ComponentTable
 from lowtide.split.sets import SplitSet
 from tests.fission_programs import evaluated, wrong_results
@@ -157,7 +157,7 @@ def test_nothing_random_is_in_a_set(name):
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_the_dimensions_of_a_step_are_named(name):
-    table = str(ComponentTable.of(Dimensions.of(trained(name))))
+    table = str(ComponentTable.of(DimensionGraph.of(trained(name))))
     for word in ("batch", "tokens", "heads", "features"):
         assert f"{word} " in table
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lowtide.ir.graph import Kind, Value
 from lowtide.ir.operators.nodes import is_view
-from lowtide.split.dimensions import Dimensions
+from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.sets import Regions
 from tests.fission_programs import Program, wrong_results
 
@@ -58,7 +58,7 @@ def regions_of(program: Program, rng: random.Random):
     """Some regions of a program whose last values are outputs."""
     made = [value for node in program.nodes for value in node.results]
     graph = program.graph(*made[-1:])
-    regions = Regions(Dimensions.of(graph))
+    regions = Regions(DimensionGraph.of(graph))
     for value in rng.sample(made, min(6, len(made))):
         wanted = (
             sorted(rng.sample(range(len(graph.nodes)), rng.randint(1, len(graph.nodes)))) if rng.random() < 0.5 else range(len(graph.nodes))
@@ -135,7 +135,7 @@ def test_a_path_that_leaves_and_comes_back_is_left_out():
     b = program.run("aten._softmax.default", a, 1, False)
     c = program.run("aten.mul.Tensor", a, b)
     graph = program.graph(c)
-    regions = Regions(Dimensions.of(graph))
+    regions = Regions(DimensionGraph.of(graph))
     assert regions.around(a, 1, [0, 1, 2]).places == {0}
     assert regions.around(a, 0, [0, 1, 2]).places == {0, 1, 2}
     assert regions.around(c, 1, [0, 1, 2]).places == {2}
@@ -150,7 +150,7 @@ def test_queries_are_cut_and_keys_stay_whole():
     scores = program.run("aten.mm.default", q, k)
     weights = program.run("aten._softmax.default", scores, 1, False)
     graph = program.graph(program.run("aten.mm.default", weights, x))
-    dimensions = Dimensions.of(graph)
+    dimensions = DimensionGraph.of(graph)
     assert dimensions.component(scores, 0) == dimensions.component(scores, 1)
     region = Regions(dimensions).around(weights, 0, range(6))
     assert region.places == {3, 4, 5}

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture import operators
 from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_range
 from lowtide.capture.data.reader import Reader, UnreadableError
-from lowtide.capture.draft import Arguments, Draft
+from lowtide.capture.draft import CallArguments, Draft
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
@@ -160,7 +160,7 @@ class Recording(Protocol):
         """Call an operator, written down as the program's own calls are."""
 
 
-def number(recorder: Recording, op: OpOverload, recorded: Arguments, args: tuple[Any, ...]) -> Any:
+def number(recorder: Recording, op: OpOverload, recorded: CallArguments, args: tuple[Any, ...]) -> Any:
     """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows, and does more than check it."""
     try:
         return recorder.reader.number(recorder.draft, op, _that_matter(recorder, op, recorded[0]), recorded[1])

@@ -20,7 +20,7 @@ from lowtide.capture.formulas.dispatch import computing_device
 from lowtide.ir.graph import Slot
 from lowtide.ir.sizes import Size
 
-Number: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at hand
+SizeAt: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at hand
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,7 +32,7 @@ class SlotLeaf:
     constant: torch.Tensor | None = None
     trained: bool = False  # a parameter that each step changes
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: SizeAt) -> Any:
         return read(self.slot) if self.constant is None else self.constant
 
 
@@ -52,7 +52,7 @@ class OperatorCall:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: SizeAt) -> Any:
         given = [_filled(arg, known, number) for arg in self.args]
         return self.op(*given, **{name: _filled(arg, known, number) for name, arg in self.kwargs})
 
@@ -65,18 +65,18 @@ class Item:
     of: str
     index: int
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: Number) -> Any:
+    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: SizeAt) -> Any:
         return known[self.of][self.index]
 
 
-Step: TypeAlias = "SlotLeaf | OperatorCall | Item"
+FactStep: TypeAlias = "SlotLeaf | OperatorCall | Item"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Question:
     """What is asked of the data, and where."""
 
-    steps: tuple[Step, ...]  # in an order that can be run; what is asked is of the last
+    steps: tuple[FactStep, ...]  # in an order that can be run; what is asked is of the last
     kind: str  # "number", "values" or "shape"
     op: str  # the operator that asked
     line: str  # of the user's program
@@ -106,20 +106,20 @@ def brief(outcome: str) -> str:
     return outcome if len(outcome) <= 40 else f"{outcome[:37]}..."
 
 
-def at_numbers(reading: Reading, number: Number) -> Reading:
+def at_numbers(reading: Reading, number: SizeAt) -> Reading:
     """The same question about batches in which sizes are these numbers."""
     steps = tuple(_numbered(step, number) for step in reading.question.steps)
     return replace(reading, question=replace(reading.question, steps=steps))
 
 
-def _numbered(step: Step, number: Number) -> Step:
+def _numbered(step: FactStep, number: SizeAt) -> FactStep:
     if not isinstance(step, OperatorCall):
         return step
     kwargs = tuple((name, _in_numbers(arg, number)) for name, arg in step.kwargs)
     return replace(step, args=tuple(_in_numbers(arg, number) for arg in step.args), kwargs=kwargs)
 
 
-def _in_numbers(arg: Any, number: Number) -> Any:
+def _in_numbers(arg: Any, number: SizeAt) -> Any:
     if isinstance(arg, tuple):
         return tuple(_in_numbers(item, number) for item in arg)
     return number(arg) if isinstance(arg, sympy.Expr) else arg
@@ -128,13 +128,13 @@ def _in_numbers(arg: Any, number: Number) -> Any:
 class Facts:
     """Answers to questions about what slots hold at one moment. Let go of it soon: it holds what it computed."""
 
-    def __init__(self, read: Callable[[Slot], Any], number: Number = int) -> None:
+    def __init__(self, read: Callable[[Slot], Any], number: SizeAt = int) -> None:
         """`number` gives a size that is an expression, where the questions have some."""
         self._read, self._number = read, number
         self._known: dict[str, Any] = {}
         self._outcomes: dict[str, str | None] = {}
 
-    def tensor(self, steps: Iterable[Step]) -> Any:
+    def tensor(self, steps: Iterable[FactStep]) -> Any:
         """What the last of `steps` gives. Raises whatever an operator raises."""
         last = ""
         with _plainly():
@@ -170,7 +170,7 @@ def outcome_of(kind: str, answer: Any) -> str:
     return repr(answer.tolist() if isinstance(answer, torch.Tensor) else answer)
 
 
-def _filled(arg: Any, known: Mapping[str, Any], number: Number) -> Any:
+def _filled(arg: Any, known: Mapping[str, Any], number: SizeAt) -> Any:
     if isinstance(arg, Ref):
         return known[arg.key]
     if isinstance(arg, sympy.Expr):

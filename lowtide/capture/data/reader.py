@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.care.failures import mark_as_eager
-from lowtide.capture.data.facts import Facts, Item, OperatorCall, Question, Reading, Ref, SlotLeaf, Step
+from lowtide.capture.data.facts import Facts, FactStep, Item, OperatorCall, Question, Reading, Ref, SlotLeaf
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Slot, Value
@@ -40,7 +40,7 @@ class Reader:
     def __init__(self, read: Callable[[Slot], torch.Tensor], frozen: Callable[[Slot], bool], number: Callable[[Size], int]) -> None:
         self.readings: dict[str, Reading] = {}
         self._read, self._frozen, self._number, self._facts = read, frozen, number, Facts(read, number)
-        self._steps: dict[Value, tuple[Step, ...]] = {}  # those that give a value, its own last
+        self._steps: dict[Value, tuple[FactStep, ...]] = {}  # those that give a value, its own last
 
     def number(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> Any:
         """What an operator answers that gives no tensor. Raises UnreadableError, and what the operator raises on such data."""
@@ -55,7 +55,7 @@ class Reader:
         if any(isinstance(step, SlotLeaf) and step.trained for step in steps):
             raise UnreadableError("parameters, which the training changes")
 
-        def ask(steps: tuple[Step, ...]) -> Any:
+        def ask(steps: tuple[FactStep, ...]) -> Any:
             op = torch.ops.aten._local_scalar_dense.default
             return self._ask((*steps, self._step(op, (Ref(steps[-1].key),), ())), "number", operators.name_of(op))
 
@@ -92,7 +92,7 @@ class Reader:
         twin.readings, twin._steps, twin._facts = dict(self.readings), dict(self._steps), self._facts
         return twin
 
-    def _ask(self, steps: tuple[Step, ...], kind: str, asked_by: str) -> Any:
+    def _ask(self, steps: tuple[FactStep, ...], kind: str, asked_by: str) -> Any:
         question = Question(steps, kind, asked_by, users_line())
         trained = next((step for step in steps if isinstance(step, SlotLeaf) and step.trained), None)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -105,7 +105,7 @@ class Reader:
                 self.readings.setdefault(question.key, Reading(question, outcome))
         return answer
 
-    def _compute(self, steps: tuple[Step, ...]) -> Any:
+    def _compute(self, steps: tuple[FactStep, ...]) -> Any:
         try:
             return self._facts.tensor(steps)
         except Exception as error:  # whatever the operator raises on real data, eager PyTorch would raise: it goes on, marked so
@@ -114,12 +114,12 @@ class Reader:
 
     # What leads to a value.
 
-    def call(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> tuple[Step, ...]:
+    def call(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> tuple[FactStep, ...]:
         """The steps that lead to an operator's answer on these arguments."""
         given = Node("", args, (), kwargs).inputs
         return joined((*(self.steps(draft, value) for value in given), (self._own(op, args, kwargs),)))
 
-    def steps(self, draft: Draft, value: Value) -> tuple[Step, ...]:
+    def steps(self, draft: Draft, value: Value) -> tuple[FactStep, ...]:
         """The steps that lead to a value. Raises UnreadableError."""
         wanted, makers = [value], draft.makers()
         while wanted:
@@ -134,7 +134,7 @@ class Reader:
         _refuse_activations(self._steps[value])
         return self._steps[value]
 
-    def _leaf(self, draft: Draft, value: Value) -> tuple[Step, ...]:
+    def _leaf(self, draft: Draft, value: Value) -> tuple[FactStep, ...]:
         slot = next((slot for value_there, slot in zip(draft.inputs, draft.slots, strict=True) if value_there is value), None)
         if slot is None or value.dtype == "scalar":
             raise UnreadableError("a number that only the running step knows")
@@ -148,10 +148,10 @@ class Reader:
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
         return (SlotLeaf(str(slot), slot, trained=trained),)
 
-    def _made_by(self, node: Node, value: Value) -> tuple[Step, ...]:
+    def _made_by(self, node: Node, value: Value) -> tuple[FactStep, ...]:
         op = operators.resolve(node.op)
         call = self._own(op, node.args, node.kwargs)
-        own: tuple[Step, ...] = (call,)
+        own: tuple[FactStep, ...] = (call,)
         if len(op._schema.returns) != 1 or isinstance(op._schema.returns[0].type, torch.ListType):
             index = next(at for at, output in enumerate(node.outputs) if output is value)
             own = (call, Item(f"{call.key}[{index}]", call.key, index))
@@ -173,7 +173,7 @@ class Reader:
         return tuple(self._argument(item) for item in arg) if isinstance(arg, tuple) else arg
 
 
-def joined(chains: Iterable[tuple[Step, ...]]) -> tuple[Step, ...]:
+def joined(chains: Iterable[tuple[FactStep, ...]]) -> tuple[FactStep, ...]:
     """Several chains of steps as one, each step once."""
     return tuple({step.key: step for chain in chains for step in chain}.values())
 
@@ -192,7 +192,7 @@ def _refuse_maker(node: Node | None, value: Value) -> None:
         raise UnreadableError(f"a random draw ({node.op}{where})")
 
 
-def _refuse_activations(steps: tuple[Step, ...]) -> None:
+def _refuse_activations(steps: tuple[FactStep, ...]) -> None:
     """A number that follows from data and from parameters would take the model itself to be known before the step."""
     leaves = [step for step in steps if isinstance(step, SlotLeaf)]
     parameter = next((leaf for leaf in leaves if leaf.slot.table == "parameter"), None)

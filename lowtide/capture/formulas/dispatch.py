@@ -28,7 +28,7 @@ _EVERY_OPERATOR = torch.library.Library("_", "IMPL")  # held for as long as the 
 _EVERY_OPERATOR.fallback(torch.library.fallthrough_kernel, _NAME)
 _LIBRARIES: dict[OpOverload | None, torch.library.Library] = {None: _EVERY_OPERATOR}
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -85,10 +85,10 @@ def taken_apart(op: OpOverload, *args: Any) -> Any:
         return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
-def formula(*ops: OpOverload) -> Callable[[Kernel], Kernel]:
+def formula(*ops: OpOverload) -> Callable[[F], F]:
     """Registers a function `(op, *args, **kwargs)` as what `ops` do under `as_eager`; within it they do what they always do."""
 
-    def register(kernel: Kernel) -> Kernel:
+    def register(kernel: F) -> F:
         for op in ops:
             library = _LIBRARIES[op] = torch.library.Library(op.namespace, "IMPL")
             library.impl(op, functools.partial(_called, kernel, op), _NAME)

@@ -28,7 +28,7 @@ from lowtide.capture.ranks.data_parallel import Ranks, buckets
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
-Recording: TypeAlias = AbstractContextManager[Any]  # what runs inside is recorded
+RecordingContext: TypeAlias = AbstractContextManager[Any]  # what runs inside is recorded
 
 TOGETHER_BYTES = 2**18  # tensors below travel together: a larger one needs no copy to be whole
 
@@ -68,7 +68,7 @@ class WholeTensors:
             table.clear()
         self._last = []
 
-    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: Draft, recording: Recording) -> bool:
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: Draft, recording: RecordingContext) -> bool:
         """See to it that what an operator reads is there. Whether it was run on parts, in place of what it would have written."""
         if not self._bucket_of:
             return False
@@ -84,7 +84,7 @@ class WholeTensors:
                 self._write(single, target, (target, *args[1:]), kwargs)
         return True
 
-    def read(self, items: Any, draft: Draft, recording: Recording) -> None:
+    def read(self, items: Any, draft: Draft, recording: RecordingContext) -> None:
         """The program is about to read these, or gives them back: gather those that are not there, with what travels beside them."""
         for tensor in tensors_in(items):
             if not self._holds(tensor) or address(tensor) in self._there:

@@ -58,7 +58,7 @@ from lowtide.ir.graph import Arg, Node, Storage, Value
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import Size
 
-Path: TypeAlias = "tuple[int | str, ...]"  # (1,) is args[1], (0, 2) is args[0][2], ("weight",) is a keyword argument
+ArgumentPath: TypeAlias = "tuple[int | str, ...]"  # (1,) is args[1], (0, 2) is args[0][2], ("weight",) is a keyword argument
 
 
 _INNERMOST = 64  # more dimensions than a tensor can have
@@ -108,13 +108,13 @@ class Axis:
     """One index that an operator loops over, see the room's docstring."""
 
     extent: Size  # the pieces are of [0, extent); every extent along the axis is a multiple of it
-    sliced: tuple[tuple[Path, int], ...]  # tensors among the arguments, and the dimension; others are whole
+    sliced: tuple[tuple[ArgumentPath, int], ...]  # tensors among the arguments, and the dimension; others are whole
     results: tuple[Role, ...]  # by `node.results`
-    sizes: tuple[Path, ...] = ()  # numbers among the arguments that are extents along the axis
-    instead: tuple[tuple[Path, Arg], ...] = ()  # arguments of a part that are not the node's
+    sizes: tuple[ArgumentPath, ...] = ()  # numbers among the arguments that are extents along the axis
+    instead: tuple[tuple[ArgumentPath, Arg], ...] = ()  # arguments of a part that are not the node's
 
 
-def argument(node: Node, path: Path) -> Arg:
+def argument(node: Node, path: ArgumentPath) -> Arg:
     """The argument at a position. Raises LookupError where there is none."""
     first, rest = path[0], path[1:]
     arg: Arg = dict(node.kwargs)[first] if isinstance(first, str) else node.args[first]
@@ -125,7 +125,7 @@ def argument(node: Node, path: Path) -> Arg:
     return arg
 
 
-def tensor_paths(node: Node) -> Iterator[tuple[Path, Value]]:
+def tensor_paths(node: Node) -> Iterator[tuple[ArgumentPath, Value]]:
     """Every position of a value among the arguments, and the value: as often as it stands there."""
     for position, arg in enumerate(node.args):
         yield from _within(arg, (position,))
@@ -154,13 +154,13 @@ def merges_apart(node: Node, cut: Mapping[Value, int], given: Collection[Storage
     )
 
 
-def with_arguments(node: Node, instead: Mapping[Path, Arg]) -> Node:
+def with_arguments(node: Node, instead: Mapping[ArgumentPath, Arg]) -> Node:
     args = tuple(_replaced(arg, (position,), instead) for position, arg in enumerate(node.args))
     kwargs = tuple((name, _replaced(arg, (name,), instead)) for name, arg in node.kwargs)
     return replace(node, args=args, kwargs=kwargs)
 
 
-def _within(arg: Arg, path: Path) -> Iterator[tuple[Path, Value]]:
+def _within(arg: Arg, path: ArgumentPath) -> Iterator[tuple[ArgumentPath, Value]]:
     if isinstance(arg, Value):
         yield path, arg
     elif isinstance(arg, tuple):
@@ -168,7 +168,7 @@ def _within(arg: Arg, path: Path) -> Iterator[tuple[Path, Value]]:
             yield from _within(item, (*path, position))
 
 
-def _replaced(arg: Arg, path: Path, instead: Mapping[Path, Arg]) -> Arg:
+def _replaced(arg: Arg, path: ArgumentPath, instead: Mapping[ArgumentPath, Arg]) -> Arg:
     if path in instead:
         return instead[path]
     return tuple(_replaced(item, (*path, position), instead) for position, item in enumerate(arg)) if isinstance(arg, tuple) else arg
@@ -183,18 +183,18 @@ def axis(
     node: Node,
     sliced: DimsByArgument,
     result_roles: Mapping[int, Role],
-    sizes: Sequence[Path] = (),
-    instead: Mapping[Path, Arg] | None = None,
+    sizes: Sequence[ArgumentPath] = (),
+    instead: Mapping[ArgumentPath, Arg] | None = None,
 ) -> Iterator[Axis]:
     """The axis along these dimensions of arguments and outputs, as all there are; none where extents have no unit in common, or just 1.
 
     Arguments that are no tensors are left out; a number stands for an argument's position. Dimensions count from the front or the back.
     What the node writes is made where it is sliced. `sizes` that hold -1 fit by themselves.
     """
-    positions: list[tuple[Path, int]] = []
+    positions: list[tuple[ArgumentPath, int]] = []
     extents: list[Size] = []
     for position, dim in sliced.items():
-        path: Path = (position,) if isinstance(position, int) else position
+        path: ArgumentPath = (position,) if isinstance(position, int) else position
         value = given(node, path)
         if value is not None:
             at = dim % len(value.shape)
@@ -210,7 +210,7 @@ def axis(
         yield Axis(unit, tuple(positions), roles, kept, tuple((instead or {}).items()))
 
 
-def _roles(node: Node, roles: Mapping[int, Role], positions: Mapping[Path, int]) -> Iterator[Role]:
+def _roles(node: Node, roles: Mapping[int, Role], positions: Mapping[ArgumentPath, int]) -> Iterator[Role]:
     for index, value in enumerate(node.outputs):
         if value is not None:
             role = roles[index]
@@ -220,7 +220,7 @@ def _roles(node: Node, roles: Mapping[int, Role], positions: Mapping[Path, int])
         yield written.get(before, SAME)
 
 
-def given(node: Node, path: Path) -> Value | None:
+def given(node: Node, path: ArgumentPath) -> Value | None:
     """The tensor at a position; None where there is none."""
     try:
         arg = argument(node, path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.axes import SUM, Axis, DimsByArgument, Path, axis, given
+from lowtide.ir.operators.axes import SUM, ArgumentPath, Axis, DimsByArgument, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
 from lowtide.ir.sizes import ITEM_BYTES
@@ -89,7 +89,7 @@ def _indices_along(node: Node, dim: int) -> dict[Any, int]:
     return {(1, at): dim for at in having}
 
 
-def _whole_mask(node: Node, value: Value) -> Path | None:
+def _whole_mask(node: Node, value: Value) -> ArgumentPath | None:
     indices = node.args[1]
     indices = of_kind(tuple, indices)
     only = indices[0] if len(indices) == 1 else None

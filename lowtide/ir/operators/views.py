@@ -11,7 +11,7 @@ from typing import Any
 
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import Axis, Path, Role, axis, divides, given, number
+from lowtide.ir.operators.axes import ArgumentPath, Axis, Role, axis, divides, given, number
 from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator
 from lowtide.ir.sizes import Size
 
@@ -58,7 +58,7 @@ def _grows_to(one: Size, two: Size) -> bool:
     return one < two if isinstance(one, int) and isinstance(two, int) else divides(one, two)
 
 
-def _extents(node: Node, position: int, *dims: int) -> tuple[Path, ...]:
+def _extents(node: Node, position: int, *dims: int) -> tuple[ArgumentPath, ...]:
     sizes = node.args[position] if position < len(node.args) else None
     return tuple((position, dim) for dim in dims) if isinstance(sizes, tuple) else ()
 

@@ -18,7 +18,7 @@ from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import canonical
 
-Compiled: TypeAlias = "Callable[..., tuple[int, ...]]"  # of the dimensions' numbers in their order
+CompiledSizes: TypeAlias = "Callable[..., tuple[int, ...]]"  # of the dimensions' numbers in their order
 
 
 def size_at(size: Size, dimensions: Dimensions, point: Mapping[str, int]) -> int:
@@ -33,14 +33,14 @@ def sizes_at(sizes: Sequence[Size], dimensions: Dimensions, point: Mapping[str, 
 
 
 @lru_cache(maxsize=256)
-def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> Compiled:
+def compiled(sizes: tuple[Size, ...], dimensions: Dimensions) -> CompiledSizes:
     """A function of the numbers of `dimensions`, positional, that gives all sizes; it does not check ranges.
 
     Raises ShapeError for an unknown dimension, FormatError for what is no size. The function raises ShapeError for what is not whole.
     """
     names = {each.name: f"d{position}" for position, each in enumerate(dimensions)}
     entries = [python_text(size, names) for size in sizes]
-    function: Compiled = function_of(tuple(names.values()), f"({''.join(f'{entry}, ' for entry in entries)})")
+    function: CompiledSizes = function_of(tuple(names.values()), f"({''.join(f'{entry}, ' for entry in entries)})")
     return function
 
 

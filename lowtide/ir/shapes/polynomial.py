@@ -18,7 +18,7 @@ from lowtide.ir.sizes import Size
 from lowtide.ir.text.sizes import canonical, parse_size
 
 Monomial: TypeAlias = "tuple[tuple[str, int], ...]"  # (generator, exponent): generators ascending, no exponent of 0
-Number: TypeAlias = "int | Fraction"
+Rational: TypeAlias = "int | Fraction"
 
 
 def normal(size: Size) -> Size:
@@ -30,7 +30,7 @@ def normal(size: Size) -> Size:
 class Polynomial:
     """A sum of monomials with coefficients other than 0."""
 
-    terms: tuple[tuple[Monomial, Number], ...] = ()  # by monomial, ascending
+    terms: tuple[tuple[Monomial, Rational], ...] = ()  # by monomial, ascending
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Polynomial:
             result = result * self
         return result
 
-    def scaled(self, factor: Number) -> Polynomial:
+    def scaled(self, factor: Rational) -> Polynomial:
         """`factor` times this."""
         return Polynomial(tuple((monomial, _reduced(each * factor)) for monomial, each in self.terms) if factor else ())
 
@@ -78,7 +78,7 @@ class Polynomial:
         return str(self.size)
 
 
-def number(value: Number) -> Polynomial:
+def number(value: Rational) -> Polynomial:
     return Polynomial((((), _reduced(value)),) if value else ())
 
 
@@ -115,8 +115,8 @@ def _of_pieces(piece: Any) -> Polynomial:
     return generator(str(piece))
 
 
-def _collected(terms: Iterable[tuple[Monomial, Number]]) -> Polynomial:
-    sums: dict[Monomial, Number] = {}
+def _collected(terms: Iterable[tuple[Monomial, Rational]]) -> Polynomial:
+    sums: dict[Monomial, Rational] = {}
     for monomial, each in terms:
         sums[monomial] = sums.get(monomial, 0) + each
     return Polynomial(tuple(sorted((monomial, _reduced(each)) for monomial, each in sums.items() if each)))
@@ -131,5 +131,5 @@ def _times(one: Monomial, two: Monomial) -> Monomial:
     return tuple(sorted((name, power) for name, power in powers.items() if power))
 
 
-def _reduced(value: Number) -> Number:
+def _reduced(value: Rational) -> Rational:
     return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else value
