@@ -2,7 +2,7 @@
 # Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long quick test-cuda site gpu clean
+.PHONY: help demo test test-long quick test-cuda site wheels gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,7 @@ help:
 	@echo "make test-long  the tests that make test leaves out, as each takes long"
 	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 1.5 GB, .venv-cuda"
 	@echo "make site    the documentation as a site, in build/site"
+	@echo "make wheels  a wheel with compiled kernels for each of PYTHONS, and the source distribution, in dist"
 	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
 
@@ -60,6 +61,11 @@ SITE_VENV := .venv-site
 site:
 	@test -x $(SITE_VENV)/bin/mkdocs || { $(PYTHON) -m venv $(SITE_VENV) && $(SITE_VENV)/bin/python -m pip install -qq --disable-pip-version-check 'mkdocs-material>=9.7,<10' 'mkdocstrings-python>=2,<3'; }
 	@NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --quiet --site-dir build/site && echo "build/site/index.html"
+
+# Each Python that is named gets an environment with torch in it: minutes, and 2 GB meanwhile.
+PYTHONS ?= $(PYTHON)
+wheels: $(READY)
+	@$(BIN)/python -m release.wheels --python $(PYTHONS)
 
 # Nothing is installed for it: .venv where there is one, else PYTHON with what it has.
 gpu:

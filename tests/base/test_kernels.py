@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,47 @@ def test_what_was_compiled_is_kept_beside_its_source(folder: Path):
     assert not was_kept(imported(folder), 1.5, 30.0)  # other types are another kernel
     assert was_kept(imported(folder))
     assert was_kept(imported(folder), 1.5, 30.0)
+
+
+def as_in_a_wheel(folder: Path, settings: dict[str, str]) -> Path:
+    """What a wheel brings of these modules, compiled by a process for another processor; the folder that has nothing else."""
+    environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{folder}", "NUMBA_CACHE_DIR": str(folder / "kept")} | settings
+    subprocess.run([sys.executable, "-c", "import calling_kernels; calling_kernels.doubled(3)"], env=environment, check=True)
+    brought = folder / "brought"
+    brought.mkdir()
+    for path in files(folder / "kept"):
+        shutil.move(path, brought / path.name)
+    return brought
+
+
+BASELINE = {"NUMBA_CPU_NAME": kernels.BASELINES.get(platform.machine(), ""), "NUMBA_CPU_FEATURES": ""}
+
+
+@pytest.mark.skipif(platform.machine() not in kernels.BASELINES, reason="no wheel for this processor brings kernels")
+def test_what_a_wheel_brings_is_loaded_and_nothing_is_kept_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    brought = as_in_a_wheel(folder, BASELINE)
+    assert not kernels.is_at_hand(imported(folder).doubled)
+    monkeypatch.setattr(kernels, "BUILT", brought)
+    module = imported(folder)
+    assert kernels.is_at_hand(module.doubled)
+    assert was_kept(module)
+    assert files(folder) == files(brought)
+    assert not was_kept(imported(folder), 1.5, 30.0)  # of other types there is none: it is compiled
+    monkeypatch.setattr(kernels._config, "CPU_NAME", "x86-64")  # as somebody asks for by NUMBA_CPU_NAME
+    assert not was_kept(imported(folder))
+
+
+@pytest.mark.skipif(platform.machine() not in kernels.BASELINES, reason="no wheel for this processor brings kernels")
+def test_what_a_wheel_brings_for_another_processor_or_of_other_sources_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "BUILT", as_in_a_wheel(folder, {}))
+    assert not was_kept(imported(folder))
+    shutil.rmtree(folder / "brought")
+    monkeypatch.setattr(kernels, "BUILT", as_in_a_wheel(folder, BASELINE))
+    shutil.rmtree(folder / "__pycache__")
+    path = folder / "called_by_kernels.py"
+    path.write_text(path.read_text().replace("number *", "number +"))
+    os.utime(path, (then := path.stat().st_mtime + 10, then))
+    assert not was_kept(imported(folder), expected=26)
 
 
 @pytest.mark.parametrize(
