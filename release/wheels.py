@@ -59,17 +59,18 @@ def main() -> None:
 def built(python: str, numbas: Sequence[str], source: Path, place: Path, out: Path) -> Path:
     """The wheel for one Python, in `out`."""
     here = _environment(python, place / "environment", "pip", "setuptools>=77", "wheel")
-    _run([here, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(place / "pure"), str(source)], place)
+    _run([here, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", str(place / "pure"), str(source)], place)
     pure = next((place / "pure").glob("*.whl"))
     _run([here, "-m", "wheel", "unpack", "--dest", str(place / "unpacked"), str(pure)], place)
     tree = next((place / "unpacked").iterdir())
-    _run([here, "-m", "pip", "install", "-q", "torch"], place)
-    _run([here, "-m", "pip", "install", "-q", str(pure)], place)
+    _run([here, "-m", "pip", "install", "-qq", "torch"], place)
+    _run([here, "-m", "pip", "install", "-qq", str(pure)], place)
     _run([here, "-m", "pip", "uninstall", "-q", "-y", "lowtide"], place)
     for version in numbas:
         if version:
-            _run([here, "-m", "pip", "install", "-q", f"numba=={version}"], place)
+            _run([here, "-m", "pip", "install", "-qq", f"numba=={version}"], place)
         _compile(here, tree, source, place)
+    (place / "packed").mkdir()
     _run([here, "-m", "wheel", "pack", "--dest-dir", str(place / "packed"), str(tree)], place)
     tag, system = _asked(here, _TAG), _asked(here, _PLATFORM)
     tags = [
@@ -103,7 +104,7 @@ def _compile(python: str, tree: Path, source: Path, place: Path) -> None:
 def _environment(python: str, folder: Path, *packages: str) -> str:
     _run([python, "-m", "venv", str(folder)], folder.parent)
     here = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    _run([here, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages], folder.parent)
+    _run([here, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages], folder.parent)
     return here
 
 
