@@ -18,13 +18,13 @@ from lowtide.edge.cuts import Cut, can_be_cut
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import rounded_up
 from lowtide.edge.problem import EdgeProblem
-from lowtide.edge.rings import Run
+from lowtide.edge.rings import CutStages
 
 _LONGEST = 128  # operators of one cut
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CutOption:
     """Operators [first, end) as one cut, or one operator as it is."""
 
     first: int
@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class CutChoice:
     """What was found for a limit."""
 
     cuts: tuple[Cut, ...]
@@ -66,11 +66,11 @@ class CutSearch:
         self.after = [sum(1 << later for later in range(count) if self.before[later] >> at & 1) for at in range(count)]
 
     @cached_property
-    def parts(self) -> tuple[tuple[Part, ...], ...]:
+    def parts(self) -> tuple[tuple[CutOption, ...], ...]:
         """By position the parts that end there; none that another of the same operators is better than in every way."""
         return tuple(_best(self._ending(end)) for end in range(1, len(self.graph.nodes) + 1))
 
-    def _ending(self, end: int) -> Iterator[Part]:
+    def _ending(self, end: int) -> Iterator[CutOption]:
         task, node = self.problem.tasks[end - 1], self.graph.nodes[end - 1]
         workspace = rounded_up(task.workspace_bytes, self.align)
         yield self._part(end - 1, end, node.macs, [*task.makes], workspace, task.takes[:1] if task.makes else (), None)
@@ -82,12 +82,12 @@ class CutSearch:
                 if band_axis < 0 or can_be_cut(self.graph, node, band_axis):
                     yield from self._cuts(end, axis, band_axis)
 
-    def _cuts(self, end: int, axis: int, band_axis: int) -> Iterator[Part]:
+    def _cuts(self, end: int, axis: int, band_axis: int) -> Iterator[CutOption]:
         """The cuts of all lengths that end here: each is the one before it with an operator more at its front."""
         last = self.graph.nodes[end - 1]
         extent = self.graph.tensors[last.outputs[0]].shape[band_axis] if band_axis >= 0 else 0
         sizes = sorted({ceil(extent / count) for count in range(2, extent + 1)}) if band_axis >= 0 else [0]
-        run = Run.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
+        run = CutStages.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
         first = end - 1
         while run is not None:
             yield from self._of_run(run, first, end)
@@ -101,29 +101,31 @@ class CutSearch:
                 return
             run = run.led_by(node)
 
-    def _of_run(self, run: Run, first: int, end: int) -> Iterator[Part]:
-        made = [*self.problem.tasks[end - 1].makes]
+    def _of_run(self, run: CutStages, first: int, end: int) -> Iterator[CutOption]:
+        results = [*self.problem.tasks[end - 1].makes]
         over = [storage for tensor in run.written_over() if (storage := self._storage(tensor)) >= 0]
         for size, macs, workspace in zip(run.sizes, run.macs, run.workspace_bytes().tolist(), strict=True):
             cut = Cut(first, end - 1, run.axis, run.band_axis, size)
             if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
-                yield self._part(first, end, macs, made, workspace, over, cut)
+                yield self._part(first, end, macs, results, workspace, over, cut)
         result = self.graph.tensors[run.output]
         source = next((each for each in run.inputs if self.graph.tensors[each].shape == result.shape), -1)
         if run.band_axis < 0 and not over and source >= 0 and run.inputs[-1] == source:
             staged = run.staged(source)
             if staged is not None and staged.written_over():
                 cut = Cut(first, end - 1, run.axis, staged=True)
-                yield self._part(first, end, run.macs[0], made, int(staged.workspace_bytes()[0]), [self._storage(source)], cut)
+                yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), [self._storage(source)], cut)
 
     def _storage(self, tensor: int) -> int:
         return next((storage for storage, tensors in enumerate(self.problem.tensors) if tensor in tensors), -1)
 
-    def _part(self, first: int, end: int, macs: int, made: Sequence[int], workspace: int, over: Sequence[int], cut: Cut | None) -> Part:
+    def _part(
+        self, first: int, end: int, macs: int, results: Sequence[int], workspace: int, over: Sequence[int], cut: Cut | None
+    ) -> CutOption:
         """What is alive: storages from before that are read here or later, those that come out, and the workspace."""
         within = (1 << end) - (1 << first)
         inside = set().union(*(self.problem.tasks[at].makes for at in range(first, end)))
-        own = workspace + sum(self.size[storage] for storage in made)
+        own = workspace + sum(self.size[storage] for storage in results)
         ancestors = descendants = 0
         for at in range(first, end):
             ancestors |= self.before[at]
@@ -138,7 +140,7 @@ class CutSearch:
             wanted = self.users[storage] & (within | descendants) or storage in self.problem.kept
             least += size if there and wanted else 0
         for storage in over:
-            if storage in self.problem.kept or self.size[storage] != self.size[made[0]]:
+            if storage in self.problem.kept or self.size[storage] != self.size[results[0]]:
                 continue
             if self.last[storage] < end:
                 needs -= self.size[storage]
@@ -147,22 +149,22 @@ class CutSearch:
             if storage not in self.problem.kept and not self.users[storage] & descendants & ~within:
                 least -= self.size[storage]
                 break
-        return Part(first, end, macs, needs, least, cut)
+        return CutOption(first, end, macs, needs, least, cut)
 
-    def _path(self, limit_bytes: int, *, least: bool) -> tuple[int, tuple[Part, ...]] | None:
+    def _path(self, limit_bytes: int, *, least: bool) -> tuple[int, tuple[CutOption, ...]] | None:
         """The fewest multiplications with parts that need no more bytes, and these parts; None where there is no way."""
-        best: list[tuple[int, Part | None] | None] = [(0, None)]
+        best: list[tuple[int, CutOption | None] | None] = [(0, None)]
         for parts in self.parts:
-            found: tuple[int, Part | None] | None = None
+            best_here: tuple[int, CutOption | None] | None = None
             for part in parts:
                 before = best[part.first]
                 if before is not None and (part.least_bytes if least else part.needs_bytes) <= limit_bytes:
                     macs = before[0] + part.macs
-                    found = (macs, part) if found is None or macs < found[0] else found
-            best.append(found)
+                    best_here = (macs, part) if best_here is None or macs < best_here[0] else best_here
+            best.append(best_here)
         if best[-1] is None:
             return None
-        path: list[Part] = []
+        path: list[CutOption] = []
         step = best[-1][1]
         while step is not None:
             path.append(step)
@@ -188,41 +190,41 @@ class CutSearch:
         """Multiplications where nothing is cut."""
         return sum(node.macs for node in self.graph.nodes)
 
-    def of_least_bytes(self, extra_macs: float) -> Partition:
+    def of_least_bytes(self, extra_macs: float) -> CutChoice:
         """With at most this share of multiplications done again."""
         most = int(self.macs * (1 + extra_macs))
         return self._partition(self._smallest(most, least=False))
 
-    def of_least_macs(self, room_bytes: int) -> Partition | None:
+    def of_least_macs(self, room_bytes: int) -> CutChoice | None:
         """In no more bytes than these; None where there is none."""
         return None if self._path(room_bytes, least=False) is None else self._partition(room_bytes)
 
-    def _partition(self, limit_bytes: int) -> Partition:
+    def _partition(self, limit_bytes: int) -> CutChoice:
         answer = self._path(limit_bytes, least=False)
         macs, parts = answer if answer is not None else (self.macs, ())
         cuts = tuple(part.cut for part in parts if part.cut is not None)
-        return Partition(cuts, macs, max((part.needs_bytes for part in parts), default=0))
+        return CutChoice(cuts, macs, max((part.needs_bytes for part in parts), default=0))
 
     def bound_bytes(self, macs: int) -> int:
         """No partition with that few multiplications needs less, in any order."""
         return self._smallest(macs, least=True)
 
-    def frontier(self) -> list[Partition]:
+    def frontier(self) -> list[CutChoice]:
         """Partitions of which none needs fewer bytes with as few multiplications, the one of fewest bytes first."""
-        found: list[Partition] = []
+        choices: list[CutChoice] = []
         for limit in sorted({part.needs_bytes for parts in self.parts for part in parts}):
-            if found and found[-1].macs <= self.macs:
+            if choices and choices[-1].macs <= self.macs:
                 break
             if self._path(limit, least=False) is not None:
                 partition = self._partition(limit)
-                if not found or partition.macs < found[-1].macs:
-                    found.append(partition)
-        return found
+                if not choices or partition.macs < choices[-1].macs:
+                    choices.append(partition)
+        return choices
 
 
-def _best(parts: Iterator[Part]) -> tuple[Part, ...]:
+def _best(parts: Iterator[CutOption]) -> tuple[CutOption, ...]:
     """Without those that another of the same operators is at least as good as."""
-    kept: dict[int, list[Part]] = {}
+    kept: dict[int, list[CutOption]] = {}
     for part in parts:
         others = kept.setdefault(part.first, [])
         if not any(_as_good(other, part) for other in others):
@@ -230,5 +232,5 @@ def _best(parts: Iterator[Part]) -> tuple[Part, ...]:
     return tuple(part for each in kept.values() for part in each)
 
 
-def _as_good(one: Part, other: Part) -> bool:
+def _as_good(one: CutOption, other: CutOption) -> bool:
     return one.macs <= other.macs and one.needs_bytes <= other.needs_bytes and one.least_bytes <= other.least_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from lowtide.edge.dtypes import BITS
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.groups import renumbered
-from lowtide.edge.rings import Ring, Run
+from lowtide.edge.rings import CutStages, Ring
 from lowtide.edge.windows import CUT_DOMAIN, LOAD, is_weight, reads_of
 from lowtide.errors import FormatError
 
@@ -101,7 +101,7 @@ def _node(graph: EdgeGraph, cut: Cut, align_bytes: int) -> EdgeNode:
     )
 
 
-def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> Run | None:
+def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> CutStages | None:
     """The run of a cut; None where its operators cannot be cut so."""
     members = graph.nodes[cut.first : cut.last + 1]
     shape = graph.tensors[members[-1].outputs[0]].shape
@@ -112,7 +112,7 @@ def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> Run | None:
     if not all(can_be_cut(graph, node, axis) for node in members for axis in (cut.axis, cut.band_axis) if axis >= 0):
         return None
     outside = {at for index, node in enumerate(graph.nodes) if not cut.first <= index <= cut.last for at in node.inputs} | {*graph.outputs}
-    run = Run.of(graph, members[-1], cut.axis, cut.band_axis, (cut.band,), align_bytes)
+    run = CutStages.of(graph, members[-1], cut.axis, cut.band_axis, (cut.band,), align_bytes)
     for node in reversed(members[:-1]):
         longer = None if node.outputs[0] in outside else run.led_by(node)
         if longer is None:
@@ -123,8 +123,8 @@ def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> Run | None:
 
 def _source(graph: EdgeGraph, members: Sequence[EdgeNode]) -> int:
     """The first tensor that comes from outside."""
-    made = {node.outputs[0] for node in members}
-    return next(at for node in members for at in node.inputs if at >= 0 and at not in made and not is_weight(graph, at))
+    inner = {node.outputs[0] for node in members}
+    return next(at for node in members for at in node.inputs if at >= 0 and at not in inner and not is_weight(graph, at))
 
 
 def _staged(graph: EdgeGraph, members: Sequence[EdgeNode]) -> tuple[EdgeGraph, tuple[EdgeNode, ...]]:
@@ -139,10 +139,16 @@ def _staged(graph: EdgeGraph, members: Sequence[EdgeNode]) -> tuple[EdgeGraph, t
 def steps_of(body: CutBody) -> tuple[tuple[int, int], ...]:
     """(tensor of the body, slice) in the order in which they are made, the same in each band: each just before it is first read."""
     nodes = body.graph.nodes
-    run: Run | None = Run.of(body.graph, nodes[-1], body.cut.axis, -1, (0,), 1)
+    run: CutStages | None = CutStages.of(body.graph, nodes[-1], body.cut.axis, -1, (0,), 1)
     for node in reversed(nodes[:-1]):
         run = None if run is None else run.led_by(node)
     return () if run is None else run.steps
+
+
+def with_inputs_outside(graph: EdgeGraph) -> EdgeGraph:
+    """The network whose inputs are read from where the caller has them, as weights are: they are in none of the memories."""
+    tensors = (replace(tensor, constant=True) if at in graph.inputs else tensor for at, tensor in enumerate(graph.tensors))
+    return replace(graph, tensors=tuple(tensors))
 
 
 def cuts_of(graph: EdgeGraph) -> tuple[Cut, ...]:
@@ -154,6 +160,7 @@ def extra_macs(graph: EdgeGraph) -> float:
     """The share of multiplications that are done again: 0.0 where none is."""
     bodies = [cut_body(node) for node in graph.nodes]
     once = sum(
-        node.macs if body is None else sum(member.macs for member in body.graph.nodes) for node, body in zip(graph.nodes, bodies, strict=True)
+        node.macs if body is None else sum(member.macs for member in body.graph.nodes)
+        for node, body in zip(graph.nodes, bodies, strict=True)
     )
     return max(0.0, sum(node.macs for node in graph.nodes) / once - 1) if once else 0.0

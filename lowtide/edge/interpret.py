@@ -206,8 +206,10 @@ class _Device:
         """A cut, in the bytes of its tensors and of its workspace."""
         where, result = f"step {step}: {node.name}", node.outputs[0]
         outer = [at for at in node.inputs if at >= 0 and not is_weight(self.graph, at)]
-        if self._lying(result, step) is None:
+        place = self._lying(result, step)
+        if place is None:
             raise CheckError(f"{where} makes `{self.graph.tensors[result].name}`: expected it in a block that is there, it is in none")
+        space, begin, end = place
         rings = next((block for block in self.plan.blocks if not block.tensors and block.start == step), None)
         if rings is None or rings.size_bytes < node.workspace_bytes:
             if node.workspace_bytes:
@@ -215,9 +217,8 @@ class _Device:
             workspace = Lying(np.zeros(0, np.uint8), np.zeros(0, np.int64), _NOBODY)
         else:
             workspace = self._bytes(rings.space, rings.offset_bytes, rings.offset_bytes + node.workspace_bytes, _NOBODY)
-        ins = {inner: self._bytes_of(at, step) for inner, at in zip(body.graph.inputs, outer, strict=True)}
-        CutRun(body, kernels, ins, self._bytes_of(result, step), workspace, where).run()
-        space, begin, end = self._range(self._home(result, step) or 0, result)
+        ins: dict[int, Lying | Array] = {inner: self._bytes_of(at, step) for inner, at in zip(body.graph.inputs, outer, strict=True)}
+        CutRun(body, kernels, ins, self._bytes(space, begin, end, self.alike[result]), workspace, where).run()
         self.written[result] = self.arenas[space][begin:end].copy()
         if rings is not None:
             self._spoil(self.plan.blocks.index(rings))

@@ -1,4 +1,4 @@
-"""How many slices of each tensor a run of operators keeps, in which order they are made, and how often with bands.
+"""How many slices of each tensor a run of operators keeps, in which order they are result, and how often with bands.
 
 What is asked of a tensor depends only on those that come after it. So a run grows at its front, and what is known of the rest stays.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lowtide.edge.dtypes import BITS
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
-from lowtide.edge.windows import Reads, Window, is_weight, reads_of
+from lowtide.edge.windows import NodeWindows, SliceWindow, is_weight, reads_of
 
 _NEVER = 2**62
 Counts = NDArray[np.int64]
@@ -33,12 +33,12 @@ class _Reader:
     """Who reads a tensor, through which windows along the two axes."""
 
     result: int
-    along: Window | None  # None: it reads all of the tensor
-    across: Window | None
+    along: SliceWindow | None  # None: it reads all of the tensor
+    across: SliceWindow | None
 
 
 @dataclass(frozen=True)
-class Run:
+class CutStages:
     """Operators that work slice by slice along an axis, in bands of one of several sizes along another. Tensors are those of the graph."""
 
     graph: EdgeGraph
@@ -57,7 +57,7 @@ class Run:
     loaded: int = -1  # the tensor from outside that comes through a ring
 
     @classmethod
-    def of(cls, graph: EdgeGraph, node: EdgeNode, axis: int, band_axis: int, sizes: Sequence[int], align_bytes: int) -> Run:
+    def of(cls, graph: EdgeGraph, node: EdgeNode, axis: int, band_axis: int, sizes: Sequence[int], align_bytes: int) -> CutStages:
         """One operator, which can be cut along these axes."""
         output = node.outputs[0]
         shape = graph.tensors[output].shape
@@ -68,31 +68,34 @@ class Run:
         run = cls(graph, axis, band_axis, tuple(sizes), output, steps, {}, rows, {}, {}, {}, (0,) * len(sizes), align_bytes)
         return run._with(node, shape[axis], rows)
 
-    def led_by(self, node: EdgeNode) -> Run | None:
+    def led_by(self, node: EdgeNode) -> CutStages | None:
         """The run with an operator before it, whose result nobody else reads; None where someone in it reads that as a whole."""
-        made = node.outputs[0]
-        readers = self.readers.get(made, ())
+        result = node.outputs[0]
+        readers = self.readers.get(result, ())
         odd = [each for each in readers if each.along is None or (self.band_axis >= 0 and each.across is None)]
-        if not readers or odd or len(self.graph.tensors[made].shape) != len(self.graph.tensors[self.output].shape):
+        if not readers or odd or len(self.graph.tensors[result].shape) != len(self.graph.tensors[self.output].shape):
             return None
-        longer, count = self._fed(made)
+        longer, count = self._fed(result)
         return longer._with(node, count, longer.rows)
 
-    def staged(self, source: int) -> Run | None:
+    def staged(self, source: int) -> CutStages | None:
         """The run whose one tensor from outside comes through a ring; None where someone reads that as a whole."""
         odd = [each for each in self.readers[source] if each.along is None or (self.band_axis >= 0 and each.across is None)]
         return None if odd else replace(self._fed(source)[0], loaded=source)
 
-    def _with(self, node: EdgeNode, count: int, rows: Mapping[int, tuple[Counts, Counts]]) -> Run:
+    def _with(self, node: EdgeNode, count: int, rows: Mapping[int, tuple[Counts, Counts]]) -> CutStages:
         """With what an operator reads, and its multiplications: `count` slices of its result are made."""
-        reads = reads_of(self.graph, node) or Reads(frozenset(), {})
-        made = node.outputs[0]
+        reads = reads_of(self.graph, node) or NodeWindows(frozenset(), {})
+        result = node.outputs[0]
         readers = dict(self.readers)
         for tensor in dict.fromkeys(at for at in node.inputs if at >= 0 and not is_weight(self.graph, at)):
-            readers[tensor] = (*readers.get(tensor, ()), _Reader(made, reads.window(tensor, self.axis), reads.window(tensor, self.band_axis)))
-        takes = {**self.takes, made: tuple(node.inputs[source] for _, source in node.in_place)}
-        shape = self.graph.tensors[made].shape
-        lines = self._per_size(np.add, rows[made]) if self.band_axis >= 0 else [1]
+            readers[tensor] = (
+                *readers.get(tensor, ()),
+                _Reader(result, reads.window(tensor, self.axis), reads.window(tensor, self.band_axis)),
+            )
+        takes = {**self.takes, result: tuple(node.inputs[source] for _, source in node.in_place)}
+        shape = self.graph.tensors[result].shape
+        lines = self._per_size(np.add, rows[result]) if self.band_axis >= 0 else [1]
         whole = shape[self.axis] * (shape[self.band_axis] if self.band_axis >= 0 else 1)
         macs = tuple(before + -(-node.macs * count * each // whole) for before, each in zip(self.macs, lines, strict=True))
         return replace(self, readers=readers, takes=takes, macs=macs)
@@ -103,7 +106,7 @@ class Run:
         starts = np.cumsum([0, *counts[:-1]])
         return [int(each) for each in what.reduceat(rows[1] - rows[0], starts)]
 
-    def _fed(self, tensor: int) -> tuple[Run, int]:
+    def _fed(self, tensor: int) -> tuple[CutStages, int]:
         """The run with slices of a tensor made just before they are read, and how many those are."""
         extent = self.graph.tensors[tensor].shape[self.axis]
         windows = {each.result: each.along for each in self.readers[tensor] if each.along is not None}
@@ -113,15 +116,15 @@ class Run:
                 total[result] += 1
         oldest = {result: max(0, window.span(0, 1)[0]) for result, window in windows.items()}
         steps: list[tuple[int, int]] = []
-        made = slots = 0
+        count = slots = 0
         for step in self.steps:
             window = windows.get(step[0])
             if window is not None:
                 high = min(extent, window.span(step[1], step[1] + 1)[1])
-                if made < high:
+                if count < high:
                     slots = max(slots, high - min(oldest.values()))
-                    steps += [(tensor, each) for each in range(made, high)]
-                    made = high
+                    steps += [(tensor, each) for each in range(count, high)]
+                    count = high
                 following = step[1] + 1
                 oldest[step[0]] = _NEVER if following == total[step[0]] else max(0, window.span(following, following + 1)[0])
             steps.append(step)
@@ -132,7 +135,7 @@ class Run:
             low = np.maximum(np.minimum.reduce([span[0] for span in spans]), 0)
             rows[tensor] = (low, np.minimum(np.maximum.reduce([span[1] for span in spans]), lines))
         slice_bytes = {**self.slice_bytes, tensor: self._slice_bytes(tensor, rows)}
-        return replace(self, steps=tuple(steps), slots={**self.slots, tensor: slots}, rows=rows, slice_bytes=slice_bytes), made
+        return replace(self, steps=tuple(steps), slots={**self.slots, tensor: slots}, rows=rows, slice_bytes=slice_bytes), count
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -150,7 +153,7 @@ class Run:
     def _dies_ahead(self, one: int) -> bool:
         if self.graph.tensors[one].constant or any(each.along is None for each in self.readers[one]):
             return False
-        windows = {one: Window()} if one == self.loaded else {each.result: each.along or Window() for each in self.readers[one]}
+        windows = {one: SliceWindow()} if one == self.loaded else {each.result: each.along or SliceWindow() for each in self.readers[one]}
         read: dict[int, int] = {}  # by slice: the step at which it is read last
         written: list[int] = []  # by slice of the result: the step
         for at, (result, slice_) in enumerate(self.steps):

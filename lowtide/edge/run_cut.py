@@ -13,7 +13,7 @@ from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeTensor
 from lowtide.edge.models import Array
 from lowtide.edge.slices import SliceKernels
-from lowtide.edge.windows import Reads, reads_of
+from lowtide.edge.windows import NodeWindows, reads_of
 from lowtide.errors import CheckError
 
 Span = tuple[int, int]
@@ -37,16 +37,16 @@ class CutRun:
         self.body, self.graph, self.kernels, self.where = body, body.graph, kernels, where
         self.outside, self.result, self.workspace = outside, result, workspace
         self.axes = [axis for axis in (body.cut.axis, body.cut.band_axis) if axis >= 0]
-        self.reads: list[Reads] = [reads_of(self.graph, node) or Reads(frozenset(), {}) for node in self.graph.nodes]
+        self.reads: list[NodeWindows] = [reads_of(self.graph, node) or NodeWindows(frozenset(), {}) for node in self.graph.nodes]
         self.maker = {node.outputs[0]: at for at, node in enumerate(self.graph.nodes)}
-        self.held: dict[int, tuple[int, int, Span]] = {}  # by the workspace's byte where a slot begins: tensor, slice, rows
+        self.contents: dict[int, tuple[int, int, Span]] = {}  # by the workspace's byte where a slot begins: tensor, slice, rows
 
     def run(self) -> None:
         """Raises CheckError where a slice is read that is not there."""
         order = steps_of(self.body)
         for band in self.body.rows:
             rows = self._rows(band)
-            self.held.clear()
+            self.contents.clear()
             self.workspace.owners[:] = -1
             for tensor, slice_ in order:
                 self._make(self.maker[tensor], slice_, rows)
@@ -66,8 +66,8 @@ class CutRun:
 
     def _make(self, at: int, slice_: int, rows: Mapping[int, Span]) -> None:
         node, cut = self.graph.nodes[at], self.body.cut
-        made = node.outputs[0]
-        spans = {cut.axis: (slice_, slice_ + 1)} | ({cut.band_axis: rows[made]} if cut.band_axis >= 0 else {})
+        result = node.outputs[0]
+        spans = {cut.axis: (slice_, slice_ + 1)} | ({cut.band_axis: rows[result]} if cut.band_axis >= 0 else {})
         arrays: list[Array | None] = []
         pads: dict[int, Span] = {}
         for tensor in node.inputs:
@@ -77,15 +77,15 @@ class CutRun:
             needs: dict[int, Span] = {}
             for axis, window in self.reads[at].of_input.get(tensor, {}).items():
                 shape = self.graph.tensors[tensor].shape
-                low, high = window.span(*spans.get(axis, (0, self.graph.tensors[made].shape[axis])))
+                low, high = window.span(*spans.get(axis, (0, self.graph.tensors[result].shape[axis])))
                 if axis in self.axes:
                     needs[axis] = (max(0, low), min(shape[axis], high))
                 if axis in self.axes or not self.reads[at].is_number_by_number:
                     pads[axis] = (max(0, -low), max(0, high - shape[axis]))
             arrays.append(self._part(tensor, needs, rows))
-        whole = self.graph.tensors[made].shape
+        whole = self.graph.tensors[result].shape
         shape = tuple(spans[axis][1] - spans[axis][0] if axis in spans else extent for axis, extent in enumerate(whole))
-        self._put(made, spans, self.kernels.compute(at, arrays, shape, pads), shape)
+        self._put(result, spans, self.kernels.compute(at, arrays, shape, pads), shape)
 
     def _part(self, tensor: int, needs: Mapping[int, Span], rows: Mapping[int, Span]) -> Array:
         """What is needed of a tensor: of one from outside, or of slices in a ring."""
@@ -96,8 +96,8 @@ class CutRun:
         have = rows.get(tensor, (0, 0))
         for slice_ in range(*needs[cut.axis]):
             begin = ring.offset_bytes + slice_ % ring.slots * ring.slot_bytes
-            if self.held.get(begin) != (tensor, slice_, have):
-                raise CheckError(f"{self.where}: expected slice {slice_} of `{noun.name}` in its ring, got {self.held.get(begin)}")
+            if self.contents.get(begin) != (tensor, slice_, have):
+                raise CheckError(f"{self.where}: expected slice {slice_} of `{noun.name}` in its ring, got {self.contents.get(begin)}")
             shape = self._shape(noun, {cut.axis: (slice_, slice_ + 1)}, have)
             size = int(np.prod(shape)) * _dtype(noun).itemsize
             if (self.workspace.owners[begin : begin + size] != tensor).any():
@@ -119,26 +119,26 @@ class CutRun:
         part = _typed(source.raw, noun)[index].copy().view(_dtype(noun))[..., 0]
         return np.ascontiguousarray(part.astype(numpy_dtype(noun.dtype), copy=False))
 
-    def _put(self, made: int, spans: Mapping[int, Span], array: Array, shape: Sequence[int]) -> None:
-        noun, cut = self.graph.tensors[made], self.body.cut
+    def _put(self, result: int, spans: Mapping[int, Span], array: Array, shape: Sequence[int]) -> None:
+        noun, cut = self.graph.tensors[result], self.body.cut
         if array.shape != tuple(shape) or array.dtype != numpy_dtype(noun.dtype):
             raise CheckError(f"{self.where}: `{noun.name}`: expected {noun.dtype} {tuple(shape)}, got {array.dtype} {array.shape}")
         stored = array.astype(_dtype(noun))
         if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
             raise CheckError(f"{self.where}: `{noun.name}`: expected numbers that {_stored(noun)} holds, got others")
         raw = to_bytes(stored, _stored(noun))
-        if made == self.graph.outputs[0]:
+        if result == self.graph.outputs[0]:
             index = tuple(slice(*spans[axis]) if axis in spans else slice(None) for axis in range(len(noun.shape)))
             _typed(self.result.raw, noun)[index] = raw.reshape(*shape, -1)
             _typed(self.result.owners, noun)[index] = self.result.owner
             return
-        ring, slice_ = self.body.rings[self.maker[made]], spans[cut.axis][0]
+        ring, slice_ = self.body.rings[self.maker[result]], spans[cut.axis][0]
         if len(raw) > ring.slot_bytes:
             raise CheckError(f"{self.where}: `{noun.name}`: a slice takes {len(raw)} bytes, its ring has {ring.slot_bytes}")
         begin = ring.offset_bytes + slice_ % ring.slots * ring.slot_bytes
         self.workspace.raw[begin : begin + len(raw)] = raw
-        self.workspace.owners[begin : begin + len(raw)] = made
-        self.held[begin] = (made, slice_, spans.get(cut.band_axis, (0, 0)))
+        self.workspace.owners[begin : begin + len(raw)] = result
+        self.contents[begin] = (result, slice_, spans.get(cut.band_axis, (0, 0)))
 
     def _shape(self, noun: EdgeTensor, spans: Mapping[int, Span], rows: Span) -> tuple[int, ...]:
         spans = {**spans, self.body.cut.band_axis: rows} if self.body.cut.band_axis >= 0 else spans

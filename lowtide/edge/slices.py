@@ -10,7 +10,7 @@ import numpy as np
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, Kernel, kernel_of
-from lowtide.edge.windows import LOAD, Reads, is_weight, reads_of
+from lowtide.edge.windows import LOAD, NodeWindows, is_weight, reads_of
 
 Shape = tuple[int, ...]
 Pads = Mapping[int, tuple[int, int]]  # by axis: entries of padding before and after
@@ -75,7 +75,7 @@ def _sliced_body(body: EdgeGraph, outer: Sequence[Shape], shape: Shape, pads: Pa
     shapes = dict(zip(body.inputs, outer, strict=True))
     nodes = []
     for member in body.nodes:
-        reads = reads_of(body, member) or Reads(frozenset(), {})
+        reads = reads_of(body, member) or NodeWindows(frozenset(), {})
         source = next(iter(reads.of_input))
         extents = list(body.tensors[member.outputs[0]].shape)
         for axis in pads:
@@ -85,7 +85,7 @@ def _sliced_body(body: EdgeGraph, outer: Sequence[Shape], shape: Shape, pads: Pa
     return replace(_shaped(body, shapes), nodes=tuple(nodes))
 
 
-def _with_pads(node: EdgeNode, reads: Reads, graph: EdgeGraph, pads: Pads) -> dict[str, Any]:
+def _with_pads(node: EdgeNode, reads: NodeWindows, graph: EdgeGraph, pads: Pads) -> dict[str, Any]:
     """The attributes of a node with windows, padded so. Along other axes it stays as it is."""
     source, windows = next(iter(reads.of_input.items()))
     both = []
