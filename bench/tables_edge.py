@@ -60,7 +60,7 @@ def _cuts() -> str:
         head,
         lines,
         after=f"Run in exactly these bytes, {right} of {len(rows)} pairs of plans gave onnxruntime's integers. The bound is over all"
-        " cuts of operators that follow each other, in bands of as equal a size as can be.",
+        " cuts of up to 64 operators that follow each other, in bands of as equal a size as can be.",
     )
 
 

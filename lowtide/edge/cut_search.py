@@ -1,6 +1,8 @@
 """Which operators to cut and how: least bytes within some multiplications, or least multiplications within some bytes, and the bound.
 
-All partitions of the operators, in the order of the network, into single ones and cuts. What one part needs depends on nothing but itself
+All partitions of the operators, in the order of the network, into single ones and cuts of up to 64.
+
+What one part needs depends on nothing but itself
 and what is alive around it, so that for a limit of bytes the least multiplications are a shortest path over positions, and the least
 bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts have residual
 additions in them, bands of any size, rings of whole slices, and results that go over an input. The bound is the same path with what is
@@ -20,7 +22,7 @@ from lowtide.edge.plan import rounded_up
 from lowtide.edge.problem import EdgeProblem
 from lowtide.edge.rings import CutStages
 
-_LONGEST = 128  # operators of one cut
+_LONGEST = 64  # operators of one cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class CutSearch:
                 self.users[storage] |= 1 << at
                 self.last[storage] = at
         self.last = [count if storage in problem.kept else last for storage, last in enumerate(self.last)]
+        self._known: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.after = [sum(1 << later for later in range(count) if self.before[later] >> at & 1) for at in range(count)]
 
     @cached_property
@@ -73,7 +76,7 @@ class CutSearch:
     def _ending(self, end: int) -> Iterator[CutOption]:
         task, node = self.problem.tasks[end - 1], self.graph.nodes[end - 1]
         workspace = rounded_up(task.workspace_bytes, self.align)
-        yield self._part(end - 1, end, node.macs, [*task.makes], workspace, task.takes[:1] if task.makes else (), None)
+        yield self._part(end - 1, end, node.macs, [*task.makes], workspace, task.takes, None)
         shape = self.graph.tensors[node.outputs[0]].shape if node.outputs else ()
         for axis in range(len(shape)):
             if not can_be_cut(self.graph, node, axis):
@@ -96,7 +99,7 @@ class CutSearch:
                 return
             node = self.graph.nodes[first]
             makes = self.problem.tasks[first].makes
-            odd = len(makes) != 1 or self.last[makes[0]] >= end
+            odd = any(self.last[storage] >= end for storage in makes)
             if odd or not all(can_be_cut(self.graph, node, each) for each in (axis, band_axis) if each >= 0):
                 return
             run = run.led_by(node)
@@ -123,33 +126,31 @@ class CutSearch:
         self, first: int, end: int, macs: int, results: Sequence[int], workspace: int, over: Sequence[int], cut: Cut | None
     ) -> CutOption:
         """What is alive: storages from before that are read here or later, those that come out, and the workspace."""
-        within = (1 << end) - (1 << first)
-        inside = set().union(*(self.problem.tasks[at].makes for at in range(first, end)))
+        needs, least, later = self._around(first, end)
         own = workspace + sum(self.size[storage] for storage in results)
-        ancestors = descendants = 0
-        for at in range(first, end):
-            ancestors |= self.before[at]
-            descendants |= self.after[at]
-        needs = least = own
-        for storage, size in enumerate(self.size):
-            if storage in inside:
-                continue
-            if self.maker[storage] < first and self.last[storage] >= first:
-                needs += size
-            there = self.maker[storage] < 0 or ancestors >> self.maker[storage] & 1
-            wanted = self.users[storage] & (within | descendants) or storage in self.problem.kept
-            least += size if there and wanted else 0
-        for storage in over:
-            if storage in self.problem.kept or self.size[storage] != self.size[results[0]]:
-                continue
-            if self.last[storage] < end:
-                needs -= self.size[storage]
-                break
-        for storage in over:
-            if storage not in self.problem.kept and not self.users[storage] & descendants & ~within:
-                least -= self.size[storage]
-                break
-        return CutOption(first, end, macs, needs, least, cut)
+        alike = [storage for storage in over if storage not in self.problem.kept and self.size[storage] == self.size[results[0]]]
+        dying = next((self.size[storage] for storage in alike if self.last[storage] < end), 0)
+        perhaps = next((self.size[storage] for storage in alike if not self.users[storage] & later), 0)
+        return CutOption(first, end, macs, needs + own - dying, least + own - perhaps, cut)
+
+    def _around(self, first: int, end: int) -> tuple[int, int, int]:
+        """Bytes alive around operators [first, end): in the network's order, in every order; and who runs later in every order."""
+        if (first, end) not in self._known:
+            within = (1 << end) - (1 << first)
+            inside = set().union(*(self.problem.tasks[at].makes for at in range(first, end)))
+            ancestors = descendants = needs = least = 0
+            for at in range(first, end):
+                ancestors |= self.before[at]
+                descendants |= self.after[at]
+            for storage, size in enumerate(self.size):
+                if storage in inside or not size:
+                    continue
+                maker = self.maker[storage]
+                needs += size if maker < first and self.last[storage] >= first else 0
+                wanted = self.users[storage] & (within | descendants) or storage in self.problem.kept
+                least += size if wanted and (maker < 0 or ancestors >> maker & 1) else 0
+            self._known[first, end] = (needs, least, descendants & ~within)
+        return self._known[first, end]
 
     def _path(self, limit_bytes: int, *, least: bool) -> tuple[int, tuple[CutOption, ...]] | None:
         """The fewest multiplications with parts that need no more bytes, and these parts; None where there is no way."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ import torch
 from torch import nn
 
 import lowtide
+from bench.deeploy import FUNCTIONS, read_deeploy
 from lowtide.edge.check import check
 from lowtide.edge.check_cuts import check_cut
 from lowtide.edge.cut_search import CutSearch
 from lowtide.edge.cuts import Cut, cut_body, with_cuts
-from lowtide.edge.graph import EdgeGraph
+from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.interpret import interpret
 from lowtide.edge.onnx import network_of
 from lowtide.edge.output import from_json, to_header, to_json
@@ -27,6 +29,7 @@ from tests.edge_chains import Chain, random_chain
 from tests.edge_networks import by_onnxruntime
 
 RAM = Space("ram")
+KEYWORDS = Path(__file__).parents[1] / "data" / "onnx" / "mlperf-KeywordSpotting.onnx"
 
 
 def _all_cuts(graph: EdgeGraph, bands: bool = True) -> Iterator[Cut]:
@@ -194,6 +197,31 @@ def test_a_pytorch_model_is_cut():
         assert plan.arena_bytes[0] < lowtide.plan_edge(graph, [RAM]).arena_bytes[0] * 0.85
         ((_, result),) = interpret(plan, [x.numpy()]).items()
         np.testing.assert_allclose(result, model(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_published_network_is_cut_with_its_groups():
+    """Convolutions with the rescaling behind them; what the caller keeps is a group's input, too."""
+    graph = read_deeploy(KEYWORDS)
+    x = [np.random.default_rng(0).integers(-100, 100, graph.tensors[at].shape).astype(np.float32) for at in graph.inputs]
+    whole = lowtide.plan_edge(graph, [RAM], inputs_outside=True)
+    ((name, expected),) = interpret(whole, x, functions=FUNCTIONS).items()
+    cut = lowtide.plan_edge(graph, [RAM], cut=True, inputs_outside=True)
+    assert cut.arena_bytes[0] < whole.arena_bytes[0] * 0.6
+    np.testing.assert_array_equal(interpret(cut, x, functions=FUNCTIONS)[name], expected)
+
+
+def test_an_addition_over_its_second_input_counts_for_the_bound():
+    """The first input is read later on: only the second one dies."""
+    tensors = [EdgeTensor(name, (1, 1, 9, 9), "int8", 81) for name in "xabc"] + [EdgeTensor("y", (1,), "int8", 1)]
+    nodes = (
+        EdgeNode("one", "Relu", "", (0,), (1,), in_place=()),
+        EdgeNode("sum", "Add", "", (0, 1), (2,), in_place=((0, 0), (0, 1))),
+        EdgeNode("last", "Op", "", (0, 2), (4,)),
+    )
+    graph = EdgeGraph("sum", tuple(tensors), nodes, (0,), (4,))
+    plan = lowtide.plan_edge(graph, [RAM])
+    assert plan.arena_bytes == (163,)
+    assert CutSearch(graph, EdgeProblem.of(graph, [RAM])).bound_bytes(0) <= 163
 
 
 def test_rows_of_a_product_with_weights_are_slices():
