@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from lowtide.edge.cuts import Cut, can_be_cut
+from lowtide.edge.cuts import Cut, can_be_cut, first_source
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import rounded_up
 from lowtide.edge.problem import EdgeProblem
@@ -111,13 +111,12 @@ class CutSearch:
             cut = Cut(first, end - 1, run.axis, run.band_axis, size)
             if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
                 yield self._part(first, end, macs, results, workspace, over, cut)
-        result = self.graph.tensors[run.output]
-        source = next((each for each in run.inputs if self.graph.tensors[each].shape == result.shape), -1)
-        if run.band_axis < 0 and not over and source >= 0 and run.inputs[-1] == source:
-            staged = run.staged(source)
-            if staged is not None and staged.written_over():
+        if run.band_axis < 0 and not over:
+            staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
+            over = [] if staged is None else [self._storage(tensor) for tensor in staged.written_over()]
+            if staged is not None and over:
                 cut = Cut(first, end - 1, run.axis, staged=True)
-                yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), [self._storage(source)], cut)
+                yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
 
     def _storage(self, tensor: int) -> int:
         return next((storage for storage, tensors in enumerate(self.problem.tensors) if tensor in tensors), -1)

@@ -118,10 +118,10 @@ def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> CutStages | None:
         if longer is None:
             return None
         run = longer
-    return run.staged(_source(graph, members)) if cut.staged else run
+    return run.staged(first_source(graph, members)) if cut.staged else run
 
 
-def _source(graph: EdgeGraph, members: Sequence[EdgeNode]) -> int:
+def first_source(graph: EdgeGraph, members: Sequence[EdgeNode]) -> int:
     """The first tensor that comes from outside."""
     inner = {node.outputs[0] for node in members}
     return next(at for node in members for at in node.inputs if at >= 0 and at not in inner and not is_weight(graph, at))
@@ -129,7 +129,7 @@ def _source(graph: EdgeGraph, members: Sequence[EdgeNode]) -> int:
 
 def _staged(graph: EdgeGraph, members: Sequence[EdgeNode]) -> tuple[EdgeGraph, tuple[EdgeNode, ...]]:
     """The same with a copy of the first tensor in between."""
-    source, copy = _source(graph, members), len(graph.tensors)
+    source, copy = first_source(graph, members), len(graph.tensors)
     tensor = graph.tensors[source]
     graph = replace(graph, tensors=(*graph.tensors, replace(tensor, name=f"{tensor.name} slices", constant=False)))
     load = EdgeNode(f"load {tensor.name}", LOAD, CUT_DOMAIN, (source,), (copy,))

@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import lowtide
 from bench.deeploy import FUNCTIONS, read_deeploy
+from lowtide.cli.commands import app
 from lowtide.edge.check import check
 from lowtide.edge.check_cuts import check_cut
 from lowtide.edge.cut_search import CutSearch
@@ -312,3 +315,17 @@ def test_a_cut_of_a_file_that_is_none_is_refused():
     broken = broken.replace("[[0, 1],]", "[[0, 1]]")
     with pytest.raises(FormatError, match="a cut: expected"):
         from_json(broken, network_of(random_chain(5)))
+
+
+def test_the_command_line_cuts(tmp_path: Path):
+    onnx.save(random_chain(5), str(tmp_path / "net.onnx"))
+    out = tmp_path / "plan.json"
+    arguments = ["edge", str(tmp_path / "net.onnx"), "--memory", "sram=any", "--cut", "--extra-macs", "10%", "--json", str(out)]
+    shown = CliRunner().invoke(app, [*arguments, "--inputs-outside"])
+    assert shown.exit_code == 0, shown.output
+    assert "of multiplications done again" in shown.output
+    plan = from_json(out.read_text(), network_of(random_chain(5)))
+    assert plan.cuts
+    assert plan.extra_macs <= 0.1
+    refused = CliRunner().invoke(app, [*arguments[:-3], "much"])
+    assert "--extra-macs: expected a share such as 10%, got 'much'" in refused.output
