@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+from bench.tables_edge import small_devices
 from bench.tables_fission import in_parts
 from bench.tables_frameworks import where_people_train
 from bench.tables_gpu import on_a_gpu
@@ -52,6 +53,7 @@ def page() -> str:
         *several_processes(),
         *of_others(),
         *inference(),
+        *small_devices(),
         *on_a_gpu(),
     )
     return "\n\n".join(parts) + "\n"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from lowtide.edge.cuts import with_inputs_outside
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.needs import misfit
 from lowtide.edge.plan import EdgePlan, Space
-from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut
 from lowtide.errors import BudgetError, FormatError
 
 
@@ -22,6 +23,9 @@ def plan_edge(
     least: str | None = None,
     within_us: float | None = None,
     sizes: Mapping[str, int] | None = None,
+    cut: bool = False,
+    extra_macs: float | None = 0.0,
+    inputs_outside: bool = False,
     effort: EdgeEffort | None = None,
 ) -> EdgePlan:
     """A network's order, and where each tensor lies: what `lowtide edge` prints. The plan went through its check.
@@ -34,20 +38,28 @@ def plan_edge(
     least: the name of a memory whose bytes are made least in place of the time.
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
+    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them; in one memory.
+    extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for.
+    inputs_outside: whether what the caller gives is read from where the caller has it (a camera, flash), and lies in no memory.
     effort: how far to search.
 
     Raises FormatError for a network or numbers that make no sense. Raises BudgetError where nothing fits: which operator or space is
     short, by how much, and sizes that would do.
     """
+    network = _network(graph, sizes)
+    if extra_macs is not None and not (isinstance(extra_macs, (int, float)) and 0 <= extra_macs < 1e9):
+        raise FormatError(f"extra_macs: expected a share of 0 or more, or None, got {extra_macs!r}")
     request = EdgeRequest.of(
-        _network(graph, sizes),
+        with_inputs_outside(network) if inputs_outside else network,
         memories,
         macs_per_s=macs_per_s,
         constants_bytes_per_s=constants_bytes_per_s,
         dma=dma,
         effort=effort,
     )
-    answer = _answer(request, least, within_us)
+    if cut and least is not None:
+        raise FormatError("cut: expected without `least`: of one memory the bytes are made least")
+    answer = solve_cut(request, extra_macs) if cut else _answer(request, least, within_us)
     if answer.plan is None:
         raise misfit(request, answer)
     return answer.plan

@@ -57,6 +57,14 @@ def parse_rate(where: str, text: str) -> float:
     return float(number) * (_BINARY if binary else _DECIMAL)[unit.lower()]
 
 
+def parse_share(where: str, text: str) -> float:
+    """A share of a whole: `10%`, `0.1`."""
+    match = re.fullmatch(rf"({_NUMBER})(%?)", text)
+    if match is None:
+        raise FormatError(f"{where}: expected a share such as 10%, got {text!r}")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
 def parse_count(where: str, text: str) -> float:
     """Multiplications a second: `1G`, `400M`, or a number alone."""
     match = re.fullmatch(rf"({_NUMBER})([kKMG]?)", text)
@@ -78,6 +86,13 @@ def edge_command(
     least: Annotated[str | None, typer.Option(metavar="NAME", help="make the bytes of this memory least, in place of the time")] = None,
     within: Annotated[float | None, typer.Option(metavar="US", help="the time for --least, in microseconds")] = None,
     size: Annotated[list[str] | None, typer.Option(metavar="AXIS=N", help="the extent of a symbolic axis, such as batch=1")] = None,
+    cut: Annotated[bool, typer.Option("--cut", help="convolutions and their like work slice by slice, with rings between them")] = False,
+    extra_macs: Annotated[
+        str, typer.Option(metavar="SHARE", help="multiplications that --cut may do again: 10%; least: as few as the memory's size asks for")
+    ] = "0",
+    inputs_outside: Annotated[
+        bool, typer.Option("--inputs-outside", help="inputs are read where the caller has them, and lie in no memory")
+    ] = False,
     json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the plan; - for standard output alone")] = None,
     header: Annotated[str | None, typer.Option(metavar="OUT.h", help="write the offsets as a C header")] = None,
 ) -> None:
@@ -96,6 +111,9 @@ def edge_command(
             least=least,
             within_us=within,
             sizes=dict(_axis(text) for text in size or ()),
+            cut=cut,
+            extra_macs=None if extra_macs == "least" else parse_share("--extra-macs", extra_macs),
+            inputs_outside=inputs_outside,
         )
         if json_out == STANDARD_OUTPUT:
             write_answer(to_json(plan))
@@ -141,6 +159,7 @@ def _facts(plan: EdgePlan) -> Table:
         "lower bound": unit,
         "gap": f"{plan.gap:.2%}" if plan.gap else "0 %",
         "status": f"{plan.status.name.lower()}: {plan.status.value}",
+        "cuts": f"{len(plan.cuts)}, {plan.extra_macs:.1%} of multiplications done again",
         "moves": f"{len(plan.moves):,}, {bytes_text(sum(plan.blocks[move.block].size_bytes for move in plan.moves))}",
     }
     for label, value in rows.items():

@@ -98,7 +98,7 @@ class _Export:
         if node.target is operator.getitem:
             self.known[node] = self.known[node.args]
             return
-        if not hasattr(node.target, "tags") or _kind(node) == "as_strided":
+        if not hasattr(node.target, "tags") or (_kind(node) == "as_strided" and not _keeps_all(node)):
             raise CaptureError(f"{node.name}: expected an operator that reads no strides, got {node.target}")
         read = tuple(dict.fromkeys(node.all_input_nodes))
         inputs = tuple(self.known[one] for one in read)
@@ -140,7 +140,7 @@ class _Export:
     def _node(self, node: Any, inputs: tuple[int, ...], outputs: tuple[int, ...], attributes: dict[str, Any]) -> EdgeNode:
         kind = _kind(node)
         rows, result = [self.tensors[at] for at in inputs], self.tensors[outputs[0]]
-        is_view = kind in _VIEWS and rows and rows[0].size_bytes == result.size_bytes
+        is_view = kind in (*_VIEWS, "as_strided") and rows and rows[0].size_bytes == result.size_bytes
         alike = [at for at, row in enumerate(rows) if not row.constant and (row.shape, row.size_bytes) == (result.shape, result.size_bytes)]
         return EdgeNode(
             name=node.name,
@@ -158,6 +158,17 @@ class _Export:
 def _kind(node: Any) -> str:
     """An operator's name, "add" of "aten::add.Tensor"."""
     return str(node.target.name().partition("::")[2].partition(".")[0])
+
+
+def _keeps_all(node: Any) -> bool:
+    """Whether as_strided only names other strides for axes of one entry, as pooling to one number does."""
+    source, size, strides, *offset = node.args
+    value, count = source.meta["val"], 1
+    for extent, stride in reversed(list(zip(size, strides, strict=True))):
+        if extent != 1 and stride != count:
+            return False
+        count *= extent
+    return not any(offset) and count == value.numel() and (value.is_contiguous() or sum(extent != 1 for extent in value.shape) < 2)
 
 
 def kernel(node: EdgeNode) -> Callable[[Sequence[NDArray[Any] | None]], Sequence[NDArray[Any]]]:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from math import ceil
 from typing import NoReturn
 
+from lowtide.edge.check_cuts import check_cut
 from lowtide.edge.graph import EdgeNode
 from lowtide.edge.plan import PS_PER_S, EdgeBlock, EdgePlan, Move
 from lowtide.errors import CheckError
@@ -19,11 +20,15 @@ def check(plan: EdgePlan) -> None:
     - a block lies in its space, aligned, and alone on its bytes while it is alive
     - a tensor is in its block, alive and not written over, wherever it is read; views and in-place results are as the operators allow
     - a move copies what is there to another space, beneath a step that does not write it; at most one moves beneath a step
+    - a cut goes through `check_cut`
     - the time is that of the model, and a plan that is called optimal meets its bound
     """
     _check_order(plan)
     _check_blocks(plan)
     _check_overlaps(plan)
+    for node in plan.graph.nodes:
+        if "cut" in node.attributes:
+            check_cut(plan.graph, node)
     _PlanRun(plan).check()
     _check_promises(plan)
 

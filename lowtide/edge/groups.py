@@ -32,7 +32,7 @@ def grouped(graph: EdgeGraph) -> EdgeGraph:
         if at not in inner and not wanted.isdisjoint(node.outputs):  # a DequantizeLinear goes once all its readers have one of their own
             nodes.append(node)
             wanted.update(node.inputs)
-    return _renumbered(graph, nodes[::-1])
+    return renumbered(graph, nodes[::-1])
 
 
 class _Search:
@@ -81,7 +81,7 @@ def _group_node(graph: EdgeGraph, members: Sequence[int]) -> EdgeNode:
     results = {tensor for node in nodes for tensor in node.outputs}
     inputs = tuple(dict.fromkeys(at for node in nodes for at in node.inputs if at >= 0 and at not in results))
     last = nodes[-1]
-    body = _renumbered(
+    body = renumbered(
         replace(graph, name=last.name, inputs=tuple(at for at in inputs if not graph.tensors[at].constant), outputs=last.outputs), nodes
     )
     kinds = [node.kind for node in nodes if node.kind != _OPENS] or [_OPENS]
@@ -128,7 +128,7 @@ def _scales_alike(graph: EdgeGraph, nodes: Sequence[EdgeNode]) -> bool:
     )
 
 
-def _renumbered(graph: EdgeGraph, nodes: Iterable[EdgeNode]) -> EdgeGraph:
+def renumbered(graph: EdgeGraph, nodes: Iterable[EdgeNode]) -> EdgeGraph:
     """The graph with these nodes, and the tensors that they leave in it."""
     nodes = tuple(nodes)
     used = {*graph.inputs, *graph.outputs, *(at for node in nodes for at in (*node.inputs, *node.outputs) if at >= 0)}

@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.edge.cuts import CutBody, cut_body
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
 from lowtide.edge.plan import EdgeBlock, EdgePlan
+from lowtide.edge.run_cut import CutRun, Lying
+from lowtide.edge.slices import SliceKernels
+from lowtide.edge.windows import is_weight
 from lowtide.errors import BatchError, CheckError
 
 _GUARD_BYTES = 64
@@ -42,17 +46,27 @@ def interpret(
     """
     graph = plan.graph
     given = _inputs(graph, inputs)
-    kernels = [kernel_of(graph, node, functions or {}, engine or engine_at_hand()) for node in graph.nodes]
-    device = _Device(plan)
+    machine, known = engine or engine_at_hand(), functions or {}
+    bodies = [cut_body(node) for node in graph.nodes]
+    kernels = [
+        kernel_of(graph, node, known, machine) if body is None else SliceKernels(body.graph, known, machine)
+        for node, body in zip(graph.nodes, bodies, strict=True)
+    ]
+    device = _Device(plan, given)
     _check_order(plan)
     for step, at in enumerate(plan.order):
         device.begin(step, given)
         node = graph.nodes[at]
         device.check_overlap(step, node)
         arrays = [device.read(step, tensor, node.name) if tensor >= 0 else None for tensor in node.inputs]
-        for tensor, array in zip(node.outputs, kernels[at](arrays), strict=True):
-            if graph.tensors[tensor].dtype:
-                device.write(step, tensor, array, node.name)
+        kernel, body = kernels[at], bodies[at]
+        if isinstance(kernel, SliceKernels):
+            if body is not None:
+                device.run_cut(step, node, body, kernel)
+        else:
+            for tensor, array in zip(node.outputs, kernel(arrays), strict=True):
+                if graph.tensors[tensor].dtype:
+                    device.write(step, tensor, array, node.name)
         device.check_guards(step, node.name)
     last = len(plan.order)
     device.begin(last, given)
@@ -82,8 +96,9 @@ def _check_order(plan: EdgePlan) -> None:
 class _Device:
     """Arenas between guards, whose each byte is, and what was last written as each tensor."""
 
-    def __init__(self, plan: EdgePlan) -> None:
+    def __init__(self, plan: EdgePlan, given: Mapping[int, Array]) -> None:
         self.plan, self.graph = plan, plan.graph
+        self.outside = {at: array for at, array in given.items() if plan.graph.tensors[at].constant}
         sizes = [0] * len(plan.spaces)
         for index, block in enumerate(plan.blocks):
             _check_block(plan, index)
@@ -147,6 +162,8 @@ class _Device:
         index = self._home(tensor, step)
         if index is None and tensor in self.graph.constants:
             return np.asarray(self.graph.constants[tensor], numpy_dtype(noun.dtype))
+        if index is None and tensor in self.outside:
+            return self.outside[tensor]
         if index is None:
             raise CheckError(f"{where}: expected it in a block that is there at this step, it is in none")
         space, begin, end = self._range(index, tensor)
@@ -184,6 +201,34 @@ class _Device:
         self.arenas[space][begin:end] = raw
         self.owners[space][begin:end] = self.alike[tensor]
         self.written[tensor] = raw
+
+    def run_cut(self, step: int, node: EdgeNode, body: CutBody, kernels: SliceKernels) -> None:
+        """A cut, in the bytes of its tensors and of its workspace."""
+        where, result = f"step {step}: {node.name}", node.outputs[0]
+        outer = [at for at in node.inputs if at >= 0 and not is_weight(self.graph, at)]
+        place = self._lying(result, step)
+        if place is None:
+            raise CheckError(f"{where} makes `{self.graph.tensors[result].name}`: expected it in a block that is there, it is in none")
+        space, begin, end = place
+        rings = next((block for block in self.plan.blocks if not block.tensors and block.start == step), None)
+        if rings is None or rings.size_bytes < node.workspace_bytes:
+            if node.workspace_bytes:
+                raise CheckError(f"{where}: expected a workspace of {node.workspace_bytes} bytes, got {rings}")
+            workspace = Lying(np.zeros(0, np.uint8), np.zeros(0, np.int64), _NOBODY)
+        else:
+            workspace = self._bytes(rings.space, rings.offset_bytes, rings.offset_bytes + node.workspace_bytes, _NOBODY)
+        ins: dict[int, Lying | Array] = {inner: self._bytes_of(at, step) for inner, at in zip(body.graph.inputs, outer, strict=True)}
+        CutRun(body, kernels, ins, self._bytes(space, begin, end, self.alike[result]), workspace, where).run()
+        self.written[result] = self.arenas[space][begin:end].copy()
+        if rings is not None:
+            self._spoil(self.plan.blocks.index(rings))
+
+    def _bytes_of(self, tensor: int, step: int) -> Lying | Array:
+        place = self._lying(tensor, step)
+        return self.outside[tensor] if place is None else self._bytes(*place, self.alike[tensor])
+
+    def _bytes(self, space: int, begin: int, end: int, owner: int) -> Lying:
+        return Lying(self.arenas[space][begin:end], self.owners[space][begin:end], owner)
 
     def check_overlap(self, step: int, node: EdgeNode) -> None:
         """Raises CheckError where an output lies on an input that its operator does not allow it to be written over."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lowtide.base.extras import need
 from lowtide.edge.dtypes import BITS, numpy_dtype
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.windows import is_weight
 from lowtide.errors import StepError
 
 Array = NDArray[Any]
@@ -46,7 +47,7 @@ def kernel_of(graph: EdgeGraph, node: EdgeNode, functions: Mapping[str, Function
 
         return kernel(node)
     if "body" in node.attributes:
-        given = [position for position, at in enumerate(node.inputs) if not graph.tensors[at].constant]
+        given = [position for position, at in enumerate(node.inputs) if not is_weight(graph, at)]
         compose = _composed(node.attributes["body"], functions, engine)
         return lambda inputs: compose([inputs[position] for position in given])
     model = _model(graph, node)

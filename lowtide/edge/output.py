@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import astuple
 from hashlib import sha256
 from typing import Any
 
 from lowtide.base.fields import boolean, check_fields, integer, integers, refuse, string, without_repeats
 from lowtide.edge.check import check
+from lowtide.edge.cuts import Cut, cut_body, with_cuts, with_inputs_outside
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space, check_rate
 from lowtide.errors import CheckError, FormatError
@@ -17,7 +19,7 @@ from lowtide.problems.status import Status
 _FORMAT = "lowtide edge plan 1"
 _FIELDS = {
     "format", "network", "digest", "spaces", "order", "blocks", "moves", "macs_per_s", "constants_bytes_per_s", "dma", "time_ps", "least",
-    "bound", "status", "gap",
+    "bound", "status", "gap", "cuts", "inputs_outside",
 }  # fmt: skip
 _SPACE_FIELDS = {"name", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s", "align_bytes", "arena_bytes"}
 _BLOCK_FIELDS = {"tensors", "names", "space", "offset", "size", "start", "end", "starts"}
@@ -64,6 +66,8 @@ def to_figures(plan: EdgePlan) -> dict[str, Any]:
             for block in plan.blocks
         ],
         "moves": [[move.block, move.to, move.before] for move in plan.moves],
+        "cuts": [list(astuple(cut)) for cut in plan.cuts],
+        "inputs_outside": _inputs_outside(plan.graph),
     }  # fmt: skip
 
 
@@ -81,6 +85,11 @@ def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
     check_fields("edge plan", item, _FIELDS)
     if item.get("format") != _FORMAT:
         refuse("edge plan", "format", repr(_FORMAT), item.get("format"))
+    spaces = tuple(_memory(each) for each in _list(item, "spaces"))
+    if "inputs_outside" in item and boolean("edge plan", item, "inputs_outside"):
+        graph = with_inputs_outside(graph)
+    cuts = [_cut(each) for each in _list(item, "cuts")] if "cuts" in item else []
+    graph = with_cuts(graph, cuts, max([1, *(memory.align_bytes for memory in spaces)])) if cuts else graph
     if item.get("digest") != digest(graph):
         raise FormatError(f"edge plan: expected a plan of {graph.name} as it is now, got one of another network: plan it anew")
     statuses = {status.name.lower(): status for status in Status}
@@ -88,7 +97,7 @@ def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
         refuse("edge plan", "status", f"one of {', '.join(statuses)}", item.get("status"))
     plan = EdgePlan(
         graph,
-        tuple(_memory(each) for each in _list(item, "spaces")),
+        spaces,
         integers("edge plan", item, "order"),
         tuple(_block(index, each) for index, each in enumerate(_list(item, "blocks"))),
         tuple(_move(each) for each in _list(item, "moves")),
@@ -104,6 +113,17 @@ def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
         raise CheckError("edge plan: expected a plan that is feasible or optimal, got unknown")
     check(plan)
     return plan
+
+
+def _inputs_outside(graph: EdgeGraph) -> bool:
+    return bool(graph.inputs) and all(graph.tensors[at].constant for at in graph.inputs)
+
+
+def _cut(item: Any) -> Cut:
+    kinds = (int, int, int, int, int, bool)
+    if not isinstance(item, list) or [type(each) for each in item] != list(kinds):
+        raise FormatError(f"a cut: expected [first, last, axis, band axis, band, staged], got {item!r:.80}")
+    return Cut(*item)
 
 
 def _list(item: dict[str, Any], field: str) -> list[Any]:
@@ -164,11 +184,25 @@ def to_header(plan: EdgePlan) -> str:
             size = block.size_bytes if tensor < 0 else plan.graph.tensors[tensor].size_bytes
             note = f"/* {plan.spaces[block.space].name}, {size} bytes, steps {block.start} to {block.end - 1} */"
             lines.append(f"#define {name} {offset}u  {note}")
+    lines += _cut_lines(plan)
     if plan.moves:
         lines += ["", "/* before step, from space, from offset, to space, to offset, bytes */"]
         rows = ", ".join("{" + ", ".join(map(str, _copied(plan, move))) + "}" for move in plan.moves)
         lines += [f"#define PLAN_MOVES {{{rows}}}", f"#define PLAN_MOVE_COUNT {len(plan.moves)}u"]
     return "\n".join([*lines, "", "#endif", ""])
+
+
+def _cut_lines(plan: EdgePlan) -> list[str]:
+    """Which operators of the network are one of the plan's, and the rings of each in its workspace."""
+    lines = []
+    for index, node in enumerate(plan.graph.nodes):
+        if (body := cut_body(node)) is not None:
+            cut = body.cut
+            lines += ["", f"/* node {index}: {_comment(node.name)}; first, last, axis, band axis, band, staged */"]
+            lines.append(f"#define PLAN_CUT_{index} {{{', '.join(str(int(each)) for each in astuple(cut))}}}")
+            rings = ", ".join(f"{{{ring.offset_bytes}, {ring.slots}, {ring.slot_bytes}}}" for ring in body.rings)
+            lines.append(f"#define PLAN_CUT_{index}_RINGS {{{rings}}}  /* offset in the workspace, slots, bytes of each */")
+    return lines
 
 
 def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lowtide.base.messages import bytes_text, time_text
+from lowtide.edge.cuts import Cut, cuts_of, extra_macs
 from lowtide.edge.graph import EdgeGraph
 from lowtide.errors import FormatError
 from lowtide.problems.status import Status
@@ -113,6 +114,16 @@ class EdgePlan:
     def time_us(self) -> float | None:
         return None if self.time_ps is None else self.time_ps / 1e6
 
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Which operators of the network work slice by slice as one."""
+        return cuts_of(self.graph)
+
+    @property
+    def extra_macs(self) -> float:
+        """The share of multiplications that cuts do again: 0.0 where none is."""
+        return extra_macs(self.graph)
+
     @cached_property
     def arena_bytes(self) -> tuple[int, ...]:
         """The bytes that each space is needed for, in whole multiples of its alignment."""
@@ -140,6 +151,8 @@ class EdgePlan:
         lines = [f"{self.graph.name}: {len(self.order)} operators; made least: {what}, {self.status.name.lower()}, gap {self.gap:.1%}"]
         if self.time_us is not None:
             lines.append(f"time {time_text(self.time_us)}, {len(self.moves)} moves")
+        if self.cuts:
+            lines.append(f"{len(self.cuts)} cuts, {self.extra_macs:.1%} of multiplications done again")
         for memory, needed in zip(self.spaces, self.arena_bytes, strict=True):
             room = "" if memory.capacity_bytes is None else f" of {bytes_text(memory.capacity_bytes)}"
             lines.append(f"{memory.name}: {bytes_text(needed)}{room}")

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 
 from lowtide.cost.memory import simulate
 from lowtide.edge.check import check
+from lowtide.edge.cut_search import CutSearch
+from lowtide.edge.cuts import with_cuts
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import EdgePlan, Space
 from lowtide.edge.problem import EdgeProblem
 from lowtide.edge.residences import Choice, Laid, lay, time_ps
 from lowtide.edge.search import NEVER, Programme
+from lowtide.errors import FormatError
 from lowtide.problems.status import Status
 from lowtide.schedule import Auto, Schedule, schedule
 
@@ -102,6 +105,49 @@ def solve(request: EdgeRequest) -> EdgeAnswer:
     if len(request.problem.spaces) == 1:
         return _in_one_space(request)
     return fastest(request, request.room_bytes)
+
+
+def solve_cut(request: EdgeRequest, extra_macs: float | None) -> EdgeAnswer:
+    """In one space the plan of least bytes whose cuts do at most this share of multiplications again.
+
+    None: within the space's size the plan of fewest multiplications. The bound is of all cuts that do no more of them than the plan's.
+    """
+    if len(request.problem.spaces) != 1:
+        raise FormatError(f"cut: expected one memory, got {len(request.problem.spaces)}: what goes through rings has no time in the model")
+    search, room = CutSearch(request.graph, request.problem), request.room_bytes[0]
+    whole = _in_one_space(request)
+    answer, macs = whole, search.macs
+    if whole.plan is None or extra_macs is not None:
+        answer, macs = _in_slices(request, search, extra_macs)
+    if answer.plan is None or (whole.plan is not None and whole.plan.value <= answer.plan.value):
+        answer, macs = whole, search.macs
+    if extra_macs is not None:
+        macs = int(search.macs * (1 + extra_macs))
+    if answer.plan is None:
+        bound = search.bound_bytes(2**62 if extra_macs is None else macs)
+        return EdgeAnswer(None, bound, Status.INFEASIBLE if bound > room else Status.UNKNOWN)
+    bound = min(search.bound_bytes(macs), answer.plan.value)
+    plan = replace(answer.plan, bound=bound, status=Status.OPTIMAL if bound == answer.plan.value else Status.FEASIBLE)
+    check(plan)
+    return EdgeAnswer(plan, bound, plan.status)
+
+
+def _in_slices(request: EdgeRequest, search: CutSearch, extra_macs: float | None) -> tuple[EdgeAnswer, int]:
+    """The best cuts by bytes alive, with addresses, and their multiplications; where addresses do not fit, others in less room."""
+    within, answer = request.room_bytes[0], EdgeAnswer(None, 0, Status.UNKNOWN)
+    for _ in range(_ROUNDS if extra_macs is None else 1):
+        partition = search.of_least_macs(within) if extra_macs is None else search.of_least_bytes(extra_macs)
+        if partition is None:
+            break
+        graph = with_cuts(request.graph, partition.cuts, request.problem.spaces[0].align_bytes)
+        problem = EdgeProblem.of(
+            graph, request.problem.spaces, macs_per_s=request.macs_per_s, constants_bytes_per_s=request.constants_bytes_per_s
+        )
+        answer = _in_one_space(replace(request, graph=graph, problem=problem))
+        if answer.plan is not None:
+            return answer, partition.macs
+        within = partition.needs_bytes - 1
+    return answer, search.macs
 
 
 def _in_one_space(request: EdgeRequest) -> EdgeAnswer:

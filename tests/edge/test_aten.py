@@ -172,3 +172,19 @@ def test_a_model_that_cannot_be_planned_for_is_refused(kind, sentence: str):
 def test_other_sources_are_refused(arguments, options, sentence: str):
     with pytest.raises(TypeError, match=sentence):
         lowtide.network(*arguments, **options)
+
+
+class _Pooled(nn.Module):
+    """As pooling to one number names strides."""
+
+    def forward(self, x):
+        return x.mean((2, 3), keepdim=True).as_strided((1, 8, 1, 1), (8, 1, 8, 8)) * 2
+
+
+def test_other_strides_of_axes_of_one_entry_are_a_view():
+    x = torch.randn(1, 8, 4, 4)
+    graph = read_torch(_Pooled(), (x,))
+    (view,) = [node for node in graph.nodes if node.kind == "as_strided"]
+    assert view.views == ((0, 0),)
+    ((_, result),) = interpret(plan_apart(graph), [x.numpy()]).items()
+    np.testing.assert_allclose(result, _Pooled()(x).numpy(), rtol=1e-6)

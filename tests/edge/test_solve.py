@@ -63,6 +63,21 @@ def test_more_bytes_and_faster_rates_are_never_slower():
         assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.parametrize("seed", [3, 5, 11])
+def test_more_bytes_are_not_slower_on_larger_networks_either(seed: int):
+    """Of some 50 operators, also where the search ends before its proof."""
+    graph = random_graph(seed, 60, 40)
+    one = solve(EdgeRequest.of(graph, [Space("ram")])).plan
+    assert one is not None
+    times = []
+    for share in range(1, 9):
+        spaces = [Space("fast", one.arena_bytes[0] * share // 8, 8.0, 8.0), Space("slow", None, 1.0, 1.0)]
+        answer = solve(EdgeRequest.of(graph, spaces, dma=True, effort=EdgeEffort(max_steps=5_000)))
+        assert answer.plan is not None
+        times.append(answer.plan.value)
+    assert times == sorted(times, reverse=True)
+
+
 def _time(graph, spaces) -> int:
     answer = solve(EdgeRequest.of(graph, spaces, macs_per_s=5.0, dma=True))
     assert answer.plan is not None

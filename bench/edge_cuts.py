@@ -1,0 +1,88 @@
+"""Bytes of RAM against multiplications done again, beside what msf-CNN publishes (NeurIPS 2025), on the same chains in int8.
+
+    python -m bench.edge_cuts
+
+The image stays with the caller, as msf-CNN counts. Its networks have no residual additions; the same with them are beside. Each plan is
+run in exactly its bytes, and its result compared with onnxruntime's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+import lowtide
+from bench.edge_networks import mcunet_imagenet, mcunet_vww, mobilenet_v2
+from bench.results import Cell, Results
+from lowtide.edge.graph import EdgeGraph
+from lowtide.edge.interpret import interpret
+from lowtide.edge.onnx import network_of
+from lowtide.edge.plan import EdgePlan, Space
+
+Point = tuple[float, int]  # multiplications, of those where nothing is cut; bytes
+
+# msf-CNN's points: the first without cuts.
+NETWORKS: tuple[tuple[Callable[..., Any], tuple[Point, ...]], ...] = (
+    (
+        mobilenet_v2,
+        ((1.0, 194_400), (1.0, 181_440), (1.019, 83_133), (1.097, 67_996), (1.253, 25_803), (1.382, 15_199)),
+    ),
+    (mcunet_vww, ((1.0, 96_000), (1.023, 45_283), (1.113, 26_240))),
+    (mcunet_imagenet, ((1.0, 309_760), (1.041, 217_891), (1.455, 94_224))),
+)
+COLUMNS = (
+    "network", "operators", "multiplications at most", "msf-CNN bytes", "bytes", "bound bytes", "multiplications", "cuts", "seconds",
+    "run like onnxruntime", "with additions bytes", "with additions bound bytes", "with additions multiplications",
+)  # fmt: skip
+
+
+def rows_of_network(make: Callable[..., Any], points: Sequence[Point]) -> list[dict[str, Cell]]:
+    """One row a point of msf-CNN's: the least bytes with as many multiplications."""
+    chain, whole = make(), make(add=True)
+    rows = []
+    for at, (factor, theirs) in enumerate(points):
+        began = time.perf_counter()
+        plan = _plan(network_of(chain), factor, cut=at > 0)
+        seconds, other = time.perf_counter() - began, _plan(network_of(whole), factor, cut=at > 0)
+        rows.append(
+            {
+                "network": chain.graph.name, "operators": len(chain.graph.node), "multiplications at most": factor,
+                "msf-CNN bytes": theirs, "bytes": plan.arena_bytes[0], "bound bytes": plan.bound,
+                "multiplications": 1 + plan.extra_macs, "cuts": len(plan.cuts), "seconds": seconds,
+                "run like onnxruntime": "yes" if _is_right(chain, plan) and _is_right(whole, other) else "no",
+                "with additions bytes": other.arena_bytes[0], "with additions bound bytes": other.bound,
+                "with additions multiplications": 1 + other.extra_macs,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _plan(graph: EdgeGraph, factor: float, *, cut: bool) -> EdgePlan:
+    return lowtide.plan_edge(graph, [Space("ram")], cut=cut, extra_macs=factor - 1, inputs_outside=True)
+
+
+def _is_right(model: Any, plan: EdgePlan) -> bool:
+    """Whether the plan, run in its bytes, gives onnxruntime's integers."""
+    shape = plan.graph.tensors[plan.graph.inputs[0]].shape
+    image = np.random.default_rng(0).integers(-100, 100, shape).astype(np.int8)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": image})
+    (result,) = interpret(plan, [image]).values()
+    return np.array_equal(result, expected)
+
+
+def main() -> None:
+    rows = tuple(row for make, points in NETWORKS for row in rows_of_network(make, points))
+    table = Results("edge_cuts", "Cuts: bytes of RAM, int8, beside msf-CNN", COLUMNS, rows, ("No device was measured.",))
+    table.print()
+    table.save()
+
+
+if __name__ == "__main__":
+    main()

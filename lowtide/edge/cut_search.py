@@ -1,0 +1,236 @@
+"""Which operators to cut and how: least bytes within some multiplications, or least multiplications within some bytes, and the bound.
+
+All partitions of the operators, in the order of the network, into single ones and cuts of up to 64.
+
+What one part needs depends on nothing but itself
+and what is alive around it, so that for a limit of bytes the least multiplications are a shortest path over positions, and the least
+bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts have residual
+additions in them, bands of any size, rings of whole slices, and results that go over an input. The bound is the same path with what is
+alive around a part in every order, so that no partition needs less, in whatever order its parts run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from lowtide.edge.cuts import Cut, can_be_cut, first_source
+from lowtide.edge.graph import EdgeGraph
+from lowtide.edge.plan import rounded_up
+from lowtide.edge.problem import EdgeProblem
+from lowtide.edge.rings import CutStages
+
+_LONGEST = 64  # operators of one cut
+
+
+@dataclass(frozen=True, slots=True)
+class CutOption:
+    """Operators [first, end) as one cut, or one operator as it is."""
+
+    first: int
+    end: int
+    macs: int
+    needs_bytes: int  # with what is alive around it in the network's order
+    least_bytes: int  # with what is alive around it in every order
+    cut: Cut | None
+
+
+@dataclass(frozen=True, slots=True)
+class CutChoice:
+    """What was found for a limit."""
+
+    cuts: tuple[Cut, ...]
+    macs: int
+    needs_bytes: int  # by bytes alive in the network's order
+
+
+class CutSearch:
+    """All parts of a network in one space, whose alignment all sizes are multiples of."""
+
+    def __init__(self, graph: EdgeGraph, problem: EdgeProblem) -> None:
+        self.graph, self.problem = graph, problem
+        self.align = problem.spaces[0].align_bytes
+        self.size = problem.sizes_in(0)
+        count, tasks = len(graph.nodes), problem.tasks
+        self.maker, self.users, self.last = [-1] * len(self.size), [0] * len(self.size), [-1] * len(self.size)
+        self.before = [0] * count
+        for at, task in enumerate(tasks):
+            for earlier in task.before:
+                self.before[at] |= self.before[earlier] | 1 << earlier
+            for storage in task.makes:
+                self.maker[storage] = at
+            for storage in (*task.reads, *task.makes):
+                self.users[storage] |= 1 << at
+                self.last[storage] = at
+        self.last = [count if storage in problem.kept else last for storage, last in enumerate(self.last)]
+        self._known: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.after = [sum(1 << later for later in range(count) if self.before[later] >> at & 1) for at in range(count)]
+
+    @cached_property
+    def parts(self) -> tuple[tuple[CutOption, ...], ...]:
+        """By position the parts that end there; none that another of the same operators is better than in every way."""
+        return tuple(_best(self._ending(end)) for end in range(1, len(self.graph.nodes) + 1))
+
+    def _ending(self, end: int) -> Iterator[CutOption]:
+        task, node = self.problem.tasks[end - 1], self.graph.nodes[end - 1]
+        workspace = rounded_up(task.workspace_bytes, self.align)
+        yield self._part(end - 1, end, node.macs, [*task.makes], workspace, task.takes, None)
+        shape = self.graph.tensors[node.outputs[0]].shape if node.outputs else ()
+        for axis in range(len(shape)):
+            if not can_be_cut(self.graph, node, axis):
+                continue
+            for band_axis in (-1, *(other for other in range(len(shape)) if other != axis)):
+                if band_axis < 0 or can_be_cut(self.graph, node, band_axis):
+                    yield from self._cuts(end, axis, band_axis)
+
+    def _cuts(self, end: int, axis: int, band_axis: int) -> Iterator[CutOption]:
+        """The cuts of all lengths that end here: each is the one before it with an operator more at its front."""
+        last = self.graph.nodes[end - 1]
+        extent = self.graph.tensors[last.outputs[0]].shape[band_axis] if band_axis >= 0 else 0
+        sizes = sorted({ceil(extent / count) for count in range(2, extent + 1)}) if band_axis >= 0 else [0]
+        run = CutStages.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
+        first = end - 1
+        while run is not None:
+            yield from self._of_run(run, first, end)
+            first -= 1
+            if first < max(0, end - _LONGEST):
+                return
+            node = self.graph.nodes[first]
+            makes = self.problem.tasks[first].makes
+            odd = any(self.last[storage] >= end for storage in makes)
+            if odd or not all(can_be_cut(self.graph, node, each) for each in (axis, band_axis) if each >= 0):
+                return
+            run = run.led_by(node)
+
+    def _of_run(self, run: CutStages, first: int, end: int) -> Iterator[CutOption]:
+        results = [*self.problem.tasks[end - 1].makes]
+        over = [storage for tensor in run.written_over() if (storage := self._storage(tensor)) >= 0]
+        for size, macs, workspace in zip(run.sizes, run.macs, run.workspace_bytes().tolist(), strict=True):
+            cut = Cut(first, end - 1, run.axis, run.band_axis, size)
+            if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
+                yield self._part(first, end, macs, results, workspace, over, cut)
+        if run.band_axis < 0 and not over:
+            staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
+            over = [] if staged is None else [self._storage(tensor) for tensor in staged.written_over()]
+            if staged is not None and over:
+                cut = Cut(first, end - 1, run.axis, staged=True)
+                yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
+
+    def _storage(self, tensor: int) -> int:
+        return next((storage for storage, tensors in enumerate(self.problem.tensors) if tensor in tensors), -1)
+
+    def _part(
+        self, first: int, end: int, macs: int, results: Sequence[int], workspace: int, over: Sequence[int], cut: Cut | None
+    ) -> CutOption:
+        """What is alive: storages from before that are read here or later, those that come out, and the workspace."""
+        needs, least, later = self._around(first, end)
+        own = workspace + sum(self.size[storage] for storage in results)
+        alike = [storage for storage in over if storage not in self.problem.kept and self.size[storage] == self.size[results[0]]]
+        dying = next((self.size[storage] for storage in alike if self.last[storage] < end), 0)
+        perhaps = next((self.size[storage] for storage in alike if not self.users[storage] & later), 0)
+        return CutOption(first, end, macs, needs + own - dying, least + own - perhaps, cut)
+
+    def _around(self, first: int, end: int) -> tuple[int, int, int]:
+        """Bytes alive around operators [first, end): in the network's order, in every order; and who runs later in every order."""
+        if (first, end) not in self._known:
+            within = (1 << end) - (1 << first)
+            inside = set().union(*(self.problem.tasks[at].makes for at in range(first, end)))
+            ancestors = descendants = needs = least = 0
+            for at in range(first, end):
+                ancestors |= self.before[at]
+                descendants |= self.after[at]
+            for storage, size in enumerate(self.size):
+                if storage in inside or not size:
+                    continue
+                maker = self.maker[storage]
+                needs += size if maker < first and self.last[storage] >= first else 0
+                wanted = self.users[storage] & (within | descendants) or storage in self.problem.kept
+                least += size if wanted and (maker < 0 or ancestors >> maker & 1) else 0
+            self._known[first, end] = (needs, least, descendants & ~within)
+        return self._known[first, end]
+
+    def _path(self, limit_bytes: int, *, least: bool) -> tuple[int, tuple[CutOption, ...]] | None:
+        """The fewest multiplications with parts that need no more bytes, and these parts; None where there is no way."""
+        best: list[tuple[int, CutOption | None] | None] = [(0, None)]
+        for parts in self.parts:
+            best_here: tuple[int, CutOption | None] | None = None
+            for part in parts:
+                before = best[part.first]
+                if before is not None and (part.least_bytes if least else part.needs_bytes) <= limit_bytes:
+                    macs = before[0] + part.macs
+                    best_here = (macs, part) if best_here is None or macs < best_here[0] else best_here
+            best.append(best_here)
+        if best[-1] is None:
+            return None
+        path: list[CutOption] = []
+        step = best[-1][1]
+        while step is not None:
+            path.append(step)
+            before = best[step.first]
+            step = before[1] if before is not None else None
+        return best[-1][0], tuple(reversed(path))
+
+    def _smallest(self, most_macs: int, *, least: bool) -> int:
+        """The smallest limit of bytes with which that few multiplications are enough."""
+        limits = sorted({part.least_bytes if least else part.needs_bytes for parts in self.parts for part in parts})
+        low, high = 0, len(limits) - 1
+        while low < high:
+            middle = (low + high) // 2
+            answer = self._path(limits[middle], least=least)
+            if answer is not None and answer[0] <= most_macs:
+                high = middle
+            else:
+                low = middle + 1
+        return limits[low]
+
+    @property
+    def macs(self) -> int:
+        """Multiplications where nothing is cut."""
+        return sum(node.macs for node in self.graph.nodes)
+
+    def of_least_bytes(self, extra_macs: float) -> CutChoice:
+        """With at most this share of multiplications done again."""
+        most = int(self.macs * (1 + extra_macs))
+        return self._partition(self._smallest(most, least=False))
+
+    def of_least_macs(self, room_bytes: int) -> CutChoice | None:
+        """In no more bytes than these; None where there is none."""
+        return None if self._path(room_bytes, least=False) is None else self._partition(room_bytes)
+
+    def _partition(self, limit_bytes: int) -> CutChoice:
+        answer = self._path(limit_bytes, least=False)
+        macs, parts = answer if answer is not None else (self.macs, ())
+        cuts = tuple(part.cut for part in parts if part.cut is not None)
+        return CutChoice(cuts, macs, max((part.needs_bytes for part in parts), default=0))
+
+    def bound_bytes(self, macs: int) -> int:
+        """No partition with that few multiplications needs less, in any order."""
+        return self._smallest(macs, least=True)
+
+    def frontier(self) -> list[CutChoice]:
+        """Partitions of which none needs fewer bytes with as few multiplications, the one of fewest bytes first."""
+        choices: list[CutChoice] = []
+        for limit in sorted({part.needs_bytes for parts in self.parts for part in parts}):
+            if choices and choices[-1].macs <= self.macs:
+                break
+            if self._path(limit, least=False) is not None:
+                partition = self._partition(limit)
+                if not choices or partition.macs < choices[-1].macs:
+                    choices.append(partition)
+        return choices
+
+
+def _best(parts: Iterator[CutOption]) -> tuple[CutOption, ...]:
+    """Without those that another of the same operators is at least as good as."""
+    kept: dict[int, list[CutOption]] = {}
+    for part in parts:
+        others = kept.setdefault(part.first, [])
+        if not any(_as_good(other, part) for other in others):
+            kept[part.first] = [other for other in others if not _as_good(part, other)] + [part]
+    return tuple(part for each in kept.values() for part in each)
+
+
+def _as_good(one: CutOption, other: CutOption) -> bool:
+    return one.macs <= other.macs and one.needs_bytes <= other.needs_bytes and one.least_bytes <= other.least_bytes

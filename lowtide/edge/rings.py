@@ -1,0 +1,203 @@
+"""How many slices of each tensor a run of operators keeps, in which order they are result, and how often with bands.
+
+What is asked of a tensor depends only on those that come after it. So a run grows at its front, and what is known of the rest stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.edge.dtypes import BITS
+from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.windows import NodeWindows, SliceWindow, is_weight, reads_of
+
+_NEVER = 2**62
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The last slices of a tensor in the workspace: slice x lies at `offset_bytes + x % slots * slot_bytes`."""
+
+    offset_bytes: int
+    slots: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Who reads a tensor, through which windows along the two axes."""
+
+    result: int
+    along: SliceWindow | None  # None: it reads all of the tensor
+    across: SliceWindow | None
+
+
+@dataclass(frozen=True)
+class CutStages:
+    """Operators that work slice by slice along an axis, in bands of one of several sizes along another. Tensors are those of the graph."""
+
+    graph: EdgeGraph
+    axis: int
+    band_axis: int
+    sizes: tuple[int, ...]  # of bands, in entries of the result; a single 0 where there are none
+    output: int
+    steps: tuple[tuple[int, int], ...]  # (result, slice) in the order in which they are made
+    slots: Mapping[int, int]  # by tensor that is made within
+    rows: Mapping[int, tuple[Counts, Counts]]  # by tensor [low, high) of its entries along `band_axis` in each band of each size
+    readers: Mapping[int, tuple[_Reader, ...]]  # by tensor that is read
+    takes: Mapping[int, tuple[int, ...]]  # by tensor that is made within: those that it may be written over
+    slice_bytes: Mapping[int, Counts]  # by tensor in a ring, by size
+    macs: tuple[int, ...]  # by size
+    align_bytes: int
+    loaded: int = -1  # the tensor from outside that comes through a ring
+
+    @classmethod
+    def of(cls, graph: EdgeGraph, node: EdgeNode, axis: int, band_axis: int, sizes: Sequence[int], align_bytes: int) -> CutStages:
+        """One operator, which can be cut along these axes."""
+        output = node.outputs[0]
+        shape = graph.tensors[output].shape
+        lows = [np.arange(0, shape[band_axis], size) for size in sizes] if band_axis >= 0 else []
+        highs = [np.minimum(low + size, shape[band_axis]) for low, size in zip(lows, sizes, strict=False)]
+        rows = {output: (np.concatenate(lows), np.concatenate(highs))} if lows else {}
+        steps = tuple((output, slice_) for slice_ in range(shape[axis]))
+        run = cls(graph, axis, band_axis, tuple(sizes), output, steps, {}, rows, {}, {}, {}, (0,) * len(sizes), align_bytes)
+        return run._with(node, shape[axis], rows)
+
+    def led_by(self, node: EdgeNode) -> CutStages | None:
+        """The run with an operator before it, whose result nobody else reads; None where someone in it reads that as a whole."""
+        result = node.outputs[0]
+        readers = self.readers.get(result, ())
+        odd = [each for each in readers if each.along is None or (self.band_axis >= 0 and each.across is None)]
+        if not readers or odd or len(self.graph.tensors[result].shape) != len(self.graph.tensors[self.output].shape):
+            return None
+        longer, count = self._fed(result)
+        return longer._with(node, count, longer.rows)
+
+    def staged(self, source: int) -> CutStages | None:
+        """The run whose one tensor from outside comes through a ring; None where someone reads that as a whole."""
+        odd = [each for each in self.readers[source] if each.along is None or (self.band_axis >= 0 and each.across is None)]
+        return None if odd else replace(self._fed(source)[0], loaded=source)
+
+    def _with(self, node: EdgeNode, count: int, rows: Mapping[int, tuple[Counts, Counts]]) -> CutStages:
+        """With what an operator reads, and its multiplications: `count` slices of its result are made."""
+        reads = reads_of(self.graph, node) or NodeWindows(frozenset(), {})
+        result = node.outputs[0]
+        readers = dict(self.readers)
+        for tensor in dict.fromkeys(at for at in node.inputs if at >= 0 and not is_weight(self.graph, at)):
+            readers[tensor] = (
+                *readers.get(tensor, ()),
+                _Reader(result, reads.window(tensor, self.axis), reads.window(tensor, self.band_axis)),
+            )
+        takes = {**self.takes, result: tuple(node.inputs[source] for _, source in node.in_place)}
+        shape = self.graph.tensors[result].shape
+        lines = self._per_size(np.add, rows[result]) if self.band_axis >= 0 else [1]
+        whole = shape[self.axis] * (shape[self.band_axis] if self.band_axis >= 0 else 1)
+        macs = tuple(before + -(-node.macs * count * each // whole) for before, each in zip(self.macs, lines, strict=True))
+        return replace(self, readers=readers, takes=takes, macs=macs)
+
+    def _per_size(self, what: np.ufunc, rows: tuple[Counts, Counts]) -> list[int]:
+        whole = self.graph.tensors[self.output].shape[self.band_axis]
+        counts = [-(-whole // size) for size in self.sizes]
+        starts = np.cumsum([0, *counts[:-1]])
+        return [int(each) for each in what.reduceat(rows[1] - rows[0], starts)]
+
+    def _fed(self, tensor: int) -> tuple[CutStages, int]:
+        """The run with slices of a tensor made just before they are read, and how many those are."""
+        extent = self.graph.tensors[tensor].shape[self.axis]
+        windows = {each.result: each.along for each in self.readers[tensor] if each.along is not None}
+        total = dict.fromkeys(windows, 0)
+        for result, _ in self.steps:
+            if result in total:
+                total[result] += 1
+        oldest = {result: max(0, window.span(0, 1)[0]) for result, window in windows.items()}
+        steps: list[tuple[int, int]] = []
+        count = slots = 0
+        for step in self.steps:
+            window = windows.get(step[0])
+            if window is not None:
+                high = min(extent, window.span(step[1], step[1] + 1)[1])
+                if count < high:
+                    slots = max(slots, high - min(oldest.values()))
+                    steps += [(tensor, each) for each in range(count, high)]
+                    count = high
+                following = step[1] + 1
+                oldest[step[0]] = _NEVER if following == total[step[0]] else max(0, window.span(following, following + 1)[0])
+            steps.append(step)
+        rows = dict(self.rows)
+        if self.band_axis >= 0:
+            spans = [each.across.span(*self.rows[each.result]) for each in self.readers[tensor] if each.across is not None]
+            lines = self.graph.tensors[tensor].shape[self.band_axis]
+            low = np.maximum(np.minimum.reduce([span[0] for span in spans]), 0)
+            rows[tensor] = (low, np.minimum(np.maximum.reduce([span[1] for span in spans]), lines))
+        slice_bytes = {**self.slice_bytes, tensor: self._slice_bytes(tensor, rows)}
+        return replace(self, steps=tuple(steps), slots={**self.slots, tensor: slots}, rows=rows, slice_bytes=slice_bytes), count
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Tensors from outside."""
+        return tuple(tensor for tensor in self.readers if tensor not in self.slots or tensor == self.loaded)
+
+    def written_over(self) -> tuple[int, ...]:
+        """Tensors from outside that the result may be written over: no slice of them is read once the result's is there."""
+        if self.band_axis >= 0 and self.sizes[0] < self.graph.tensors[self.output].shape[self.band_axis]:
+            return ()
+        result = self.graph.tensors[self.output]
+        alike = [self.graph.tensors[at].shape == result.shape and _bits(self.graph.tensors[at]) == _bits(result) for at in self.inputs]
+        return tuple(one for one, same in zip(self.inputs, alike, strict=True) if same and self._dies_ahead(one))
+
+    def _dies_ahead(self, one: int) -> bool:
+        if self.graph.tensors[one].constant or any(each.along is None for each in self.readers[one]):
+            return False
+        windows = {one: SliceWindow()} if one == self.loaded else {each.result: each.along or SliceWindow() for each in self.readers[one]}
+        read: dict[int, int] = {}  # by slice: the step at which it is read last
+        written: list[int] = []  # by slice of the result: the step
+        for at, (result, slice_) in enumerate(self.steps):
+            if result in windows:
+                read |= dict.fromkeys(range(*windows[result].span(slice_, slice_ + 1)), at)
+            written += [at] if result == self.output else []
+        return all(read.get(slice_, -1) <= at for slice_, at in enumerate(written))
+
+    def _slice_bytes(self, tensor: int, rows: Mapping[int, tuple[Counts, Counts]]) -> Counts:
+        noun = self.graph.tensors[tensor]
+        whole = noun.size_bytes // max(noun.shape[self.axis], 1)
+        lines = noun.shape[self.band_axis] if self.band_axis >= 0 else 1
+        most = np.array(self._per_size(np.maximum, rows[tensor]) if self.band_axis >= 0 else [1])
+        return -(-(whole // lines * most) // self.align_bytes) * self.align_bytes
+
+    def holder(self, tensor: int) -> int:
+        """The tensor whose ring a tensor lies in: what is written over it, where that alone reads it, slice by slice."""
+        while True:
+            result = self.readers[tensor][0].result
+            may = [at for at in self.takes.get(result, ()) if self.slots.get(at) == 1 and len(self.readers[at]) == 1]
+            if result == self.output or may[:1] != [tensor]:
+                return tensor
+            tensor = result
+
+    def workspace_bytes(self) -> Counts:
+        """By size of bands the bytes of all rings."""
+        total: Counts = np.zeros(len(self.sizes), np.int64)
+        for tensor, slots in self.slots.items():
+            if self.holder(tensor) == tensor:
+                total = total + slots * self.slice_bytes[tensor]
+        return total
+
+    def rings(self) -> tuple[Ring, ...]:
+        """The ring of each tensor that is made within, first made first, with bands of the first size."""
+        rings: dict[int, Ring] = {}
+        offset = 0
+        for tensor, slots in self.slots.items():  # the last first, so that holders have theirs
+            if (holder := self.holder(tensor)) != tensor:
+                rings[tensor] = rings[holder]
+                continue
+            rings[tensor] = Ring(offset, slots, int(self.slice_bytes[tensor][0]))
+            offset += slots * rings[tensor].slot_bytes
+        return tuple(reversed(rings.values()))
+
+
+def _bits(tensor: EdgeTensor) -> int:
+    return BITS[tensor.stored_dtype or tensor.dtype]

@@ -1,0 +1,158 @@
+"""A cut, run: slices computed one after the other, from and into rings in the workspace that wrap around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.edge.cuts import CutBody, steps_of
+from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
+from lowtide.edge.graph import EdgeTensor
+from lowtide.edge.models import Array
+from lowtide.edge.slices import SliceKernels
+from lowtide.edge.windows import NodeWindows, reads_of
+from lowtide.errors import CheckError
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Lying:
+    """The bytes of a tensor, or of a workspace, where they lie, and whose each is."""
+
+    raw: NDArray[np.uint8]
+    owners: NDArray[np.int64]
+    owner: int
+
+
+class CutRun:
+    """One run of a cut: parts of tensors from outside, slices in rings, and the result where it lies."""
+
+    def __init__(
+        self, body: CutBody, kernels: SliceKernels, outside: Mapping[int, Lying | Array], result: Lying, workspace: Lying, where: str
+    ) -> None:
+        self.body, self.graph, self.kernels, self.where = body, body.graph, kernels, where
+        self.outside, self.result, self.workspace = outside, result, workspace
+        self.axes = [axis for axis in (body.cut.axis, body.cut.band_axis) if axis >= 0]
+        self.reads: list[NodeWindows] = [reads_of(self.graph, node) or NodeWindows(frozenset(), {}) for node in self.graph.nodes]
+        self.maker = {node.outputs[0]: at for at, node in enumerate(self.graph.nodes)}
+        self.contents: dict[int, tuple[int, int, Span]] = {}  # by the workspace's byte where a slot begins: tensor, slice, rows
+
+    def run(self) -> None:
+        """Raises CheckError where a slice is read that is not there."""
+        order = steps_of(self.body)
+        for band in self.body.rows:
+            rows = self._rows(band)
+            self.contents.clear()
+            self.workspace.owners[:] = -1
+            for tensor, slice_ in order:
+                self._make(self.maker[tensor], slice_, rows)
+
+    def _rows(self, band: Span) -> dict[int, Span]:
+        """By tensor [low, high) of its entries along the second axis that a band makes."""
+        axis, output = self.body.cut.band_axis, self.graph.outputs[0]
+        rows: dict[int, Span] = {output: band}
+        for node, reads in zip(reversed(self.graph.nodes), reversed(self.reads), strict=True):
+            for tensor in reads.of_input if axis >= 0 else ():
+                window = reads.window(tensor, axis)
+                if window is not None:
+                    low, high = window.span(*rows[node.outputs[0]])
+                    before = rows.get(tensor, (low, high))
+                    rows[tensor] = (max(0, min(low, before[0])), min(self.graph.tensors[tensor].shape[axis], max(high, before[1])))
+        return rows
+
+    def _make(self, at: int, slice_: int, rows: Mapping[int, Span]) -> None:
+        node, cut = self.graph.nodes[at], self.body.cut
+        result = node.outputs[0]
+        spans = {cut.axis: (slice_, slice_ + 1)} | ({cut.band_axis: rows[result]} if cut.band_axis >= 0 else {})
+        arrays: list[Array | None] = []
+        pads: dict[int, Span] = {}
+        for tensor in node.inputs:
+            if tensor < 0 or (tensor not in self.maker and tensor not in self.outside):
+                arrays.append(None if tensor < 0 else np.asarray(self.graph.constants[tensor]))
+                continue
+            needs: dict[int, Span] = {}
+            for axis, window in self.reads[at].of_input.get(tensor, {}).items():
+                shape = self.graph.tensors[tensor].shape
+                low, high = window.span(*spans.get(axis, (0, self.graph.tensors[result].shape[axis])))
+                if axis in self.axes:
+                    needs[axis] = (max(0, low), min(shape[axis], high))
+                if axis in self.axes or not self.reads[at].is_number_by_number:
+                    pads[axis] = (max(0, -low), max(0, high - shape[axis]))
+            arrays.append(self._part(tensor, needs, rows))
+        whole = self.graph.tensors[result].shape
+        shape = tuple(spans[axis][1] - spans[axis][0] if axis in spans else extent for axis, extent in enumerate(whole))
+        self._put(result, spans, self.kernels.compute(at, arrays, shape, pads), shape)
+
+    def _part(self, tensor: int, needs: Mapping[int, Span], rows: Mapping[int, Span]) -> Array:
+        """What is needed of a tensor: of one from outside, or of slices in a ring."""
+        noun, cut = self.graph.tensors[tensor], self.body.cut
+        if tensor in self.outside:
+            return self._from_outside(tensor, needs)
+        ring, parts = self.body.rings[self.maker[tensor]], []
+        have = rows.get(tensor, (0, 0))
+        for slice_ in range(*needs[cut.axis]):
+            begin = ring.offset_bytes + slice_ % ring.slots * ring.slot_bytes
+            if self.contents.get(begin) != (tensor, slice_, have):
+                raise CheckError(f"{self.where}: expected slice {slice_} of `{noun.name}` in its ring, got {self.contents.get(begin)}")
+            shape = self._shape(noun, {cut.axis: (slice_, slice_ + 1)}, have)
+            size = int(np.prod(shape)) * _dtype(noun).itemsize
+            if (self.workspace.owners[begin : begin + size] != tensor).any():
+                raise CheckError(f"{self.where}: slice {slice_} of `{noun.name}` has been written over in its ring")
+            part = from_bytes(self.workspace.raw[begin : begin + size], _stored(noun), shape)
+            if cut.band_axis >= 0:
+                low, high = needs[cut.band_axis]
+                part = part.take(range(low - have[0], high - have[0]), axis=cut.band_axis)
+            parts.append(part)
+        return np.concatenate(parts, axis=cut.axis).astype(numpy_dtype(noun.dtype), copy=False)
+
+    def _from_outside(self, tensor: int, needs: Mapping[int, Span]) -> Array:
+        noun, source = self.graph.tensors[tensor], self.outside[tensor]
+        index = tuple(slice(*needs[axis]) if axis in needs else slice(None) for axis in range(len(noun.shape)))
+        if not isinstance(source, Lying):
+            return np.ascontiguousarray(source[index])
+        if (_typed(source.owners, noun)[index] != source.owner).any():
+            raise CheckError(f"{self.where}: reads `{noun.name}` where it has been written over")
+        part = _typed(source.raw, noun)[index].copy().view(_dtype(noun))[..., 0]
+        return np.ascontiguousarray(part.astype(numpy_dtype(noun.dtype), copy=False))
+
+    def _put(self, result: int, spans: Mapping[int, Span], array: Array, shape: Sequence[int]) -> None:
+        noun, cut = self.graph.tensors[result], self.body.cut
+        if array.shape != tuple(shape) or array.dtype != numpy_dtype(noun.dtype):
+            raise CheckError(f"{self.where}: `{noun.name}`: expected {noun.dtype} {tuple(shape)}, got {array.dtype} {array.shape}")
+        stored = array.astype(_dtype(noun))
+        if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
+            raise CheckError(f"{self.where}: `{noun.name}`: expected numbers that {_stored(noun)} holds, got others")
+        raw = to_bytes(stored, _stored(noun))
+        if result == self.graph.outputs[0]:
+            index = tuple(slice(*spans[axis]) if axis in spans else slice(None) for axis in range(len(noun.shape)))
+            _typed(self.result.raw, noun)[index] = raw.reshape(*shape, -1)
+            _typed(self.result.owners, noun)[index] = self.result.owner
+            return
+        ring, slice_ = self.body.rings[self.maker[result]], spans[cut.axis][0]
+        if len(raw) > ring.slot_bytes:
+            raise CheckError(f"{self.where}: `{noun.name}`: a slice takes {len(raw)} bytes, its ring has {ring.slot_bytes}")
+        begin = ring.offset_bytes + slice_ % ring.slots * ring.slot_bytes
+        self.workspace.raw[begin : begin + len(raw)] = raw
+        self.workspace.owners[begin : begin + len(raw)] = result
+        self.contents[begin] = (result, slice_, spans.get(cut.band_axis, (0, 0)))
+
+    def _shape(self, noun: EdgeTensor, spans: Mapping[int, Span], rows: Span) -> tuple[int, ...]:
+        spans = {**spans, self.body.cut.band_axis: rows} if self.body.cut.band_axis >= 0 else spans
+        return tuple(spans[axis][1] - spans[axis][0] if axis in spans else extent for axis, extent in enumerate(noun.shape))
+
+
+def _stored(noun: EdgeTensor) -> str:
+    return noun.stored_dtype or noun.dtype
+
+
+def _dtype(noun: EdgeTensor) -> np.dtype[np.generic]:
+    return numpy_dtype(_stored(noun))
+
+
+def _typed(flat: NDArray[np.generic], noun: EdgeTensor) -> NDArray[np.generic]:
+    """[*shape, bytes of a number] a view of a tensor's bytes, or of whose they are."""
+    return flat.reshape(*noun.shape, _dtype(noun).itemsize)
