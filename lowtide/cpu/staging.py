@@ -63,7 +63,6 @@ class Staging:
         self._done: set[Node] = set()
         self._wanted: dict[Value, Layout] = {}
         self._joined: dict[Value, Layout] = {}
-        self._copies: dict[tuple[Value, str], Layout] = {}
 
     def staged(self, heads: Callable[[Staging, Node], Head | None]) -> Staged:
         """All of it; `heads` knows the operators that are more than element-wise."""

@@ -174,7 +174,7 @@ def page(plan: Contents, title: str = "") -> str:
     course = Course.of(plan)
     charts, scale = _charts(plan, course)
     at = begins(course.timeline, scale.by_time)
-    text: str = _template().render(
+    text: str = _template("plan.html").render(
         title=title or "A step's memory",
         line=one_line(plan),
         figures=_figures(plan),
@@ -197,13 +197,12 @@ def page(plan: Contents, title: str = "") -> str:
 
 
 @cache
-def _template() -> Any:
+def _template(name: str) -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only those who want a page wait for it
 
     loader = FileSystemLoader(Path(__file__).parent / "pages", encoding="utf-8")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(
-        "plan.html"
-    )
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return pages.get_template(name)
 
 
 def _charts(plan: Contents, course: Course) -> tuple[list[Chart], Scale]:
@@ -248,3 +247,8 @@ def _data(course: Course, at: list[float]) -> dict[str, Any]:
         "steps": step_rows(course),
         "tensors": tensor_rows(course.tensors),
     }
+
+
+def needs_page(title: str, headline: str, kinds: str, rows: Sequence[Sequence[str]], assumed: str) -> str:
+    """What a model needs, as a page; all texts are escaped."""
+    return str(_template("needs.html").render(title=title, headline=headline, kinds=kinds, rows=rows, assumed=assumed))

@@ -30,7 +30,6 @@ class SplitCandidate:
     """A region, and why it is one."""
 
     region: SplitRegion
-    score_bytes: float  # equation 4, of the dominated set that it came of
     saved_bytes: int  # at the peak, by two parts: half of what it makes and nobody else reads
 
 
@@ -55,7 +54,7 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
         for fine in (False, True):
             region = regions.around(anchor, dim, places, fine=fine)
             if region is not None and (region.component, region.bits) not in candidates:
-                candidates[region.component, region.bits] = SplitCandidate(region, score, _saved_bytes(regions, region, hot))
+                candidates[region.component, region.bits] = SplitCandidate(region, _saved_bytes(regions, region, hot))
     return tuple(candidates.values())
 
 

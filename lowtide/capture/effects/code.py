@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.capture.care.names import codes
 from lowtide.capture.effects import texts
-from lowtide.capture.effects.conversions import NAMES, converted
+from lowtide.capture.effects.texts import NAMES, converted
 
 
 def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]], None], named: set[str] | None = None) -> None:
