@@ -46,7 +46,7 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
     """Sets to split where so many bytes of these storages stand at a peak. Raises CheckError for symbolic sizes."""
     candidates: dict[tuple[int, int], SplitCandidate] = {}
     visits = 0
-    for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
+    for _, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
         cost = 4 * (places[-1] - places[0] + 1)
         if visits + cost > _MOST_VISITS and visits:
             continue
