@@ -12,10 +12,9 @@ from lowtide.cpu.heads import head_of
 from lowtide.cpu.known import following
 from lowtide.cpu.layout import LANES, SLACK, Buffer
 from lowtide.cpu.recipes import Packed, Plain, Target, offsets_of
-from lowtide.cpu.source import source_of
+from lowtide.cpu.source import ElementOffsets, source_of
 from lowtide.cpu.stages import Stage, with_blocks
 from lowtide.cpu.staging import Staging
-from lowtide.cpu.text import ElementOffsets
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.problems.placement import PlaceProblem
 

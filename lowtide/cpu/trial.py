@@ -34,9 +34,8 @@ from lowtide.cpu.constants import aligned
 from lowtide.cpu.library import build, team
 from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
-from lowtide.cpu.source import entry, kernel_text, text_of
+from lowtide.cpu.source import ElementOffsets, by_columns, entry, kernel_text, text_of
 from lowtide.cpu.stages import Stage
-from lowtide.cpu.text import ElementOffsets, by_columns
 from lowtide.ir.graph import Value
 from lowtide.runtime.libraries import NativeError, processor
 

@@ -18,10 +18,9 @@ from lowtide.planning.refusal import refuse_impossible
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Ints
 from lowtide.ranges.candidate import Ranged
-from lowtide.ranges.family import Member, PlanFamily, in_sequence
+from lowtide.ranges.family import JudgedSequences, Member, PlanFamily, in_sequence
 from lowtide.ranges.orders import order_members
 from lowtide.ranges.points import Point, judged_at, largest, on_the_way, smallest
-from lowtide.ranges.pool import JudgedSequences
 from lowtide.remat.archive import Point as Found
 
 Pool = list[tuple[int, Ints]]  # which candidate, and a sequence of its
