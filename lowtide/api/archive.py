@@ -51,12 +51,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Tensor]]:
     """What a file says, and its tensors, which depend on the file for as long as they are. Raises FormatError, OSError."""
     content = mapped(path)
     text, begin = _text(content)
-    try:
-        contents = json.loads(text, object_pairs_hook=fields.without_repeats)
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"expected a text in JSON: {error}") from error
+    contents = fields.parsed("frozen function", text)
     if not isinstance(contents, dict):
         raise FormatError(f"expected an object in JSON, got {type(contents).__name__}")
     blocks = [_block(content, begin, entry) for entry in _list(contents, "blocks")]

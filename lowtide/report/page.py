@@ -41,9 +41,7 @@ class Frontier:
 
 def tensor_rows(tensors: Sequence[LiveTensor]) -> list[list[object]]:
     """For the page's script: name, bytes, kind, dtype and shape, origin, first step, end (exclusive)."""
-    return [
-        [_short(each.name), each.nbytes, each.kind.value, dtype_and_shape(each), origin(each), each.start, each.end] for each in tensors
-    ]
+    return [[_short(each.name), each.nbytes, each.kind.value, each.look, _short(each.made_by), each.start, each.end] for each in tensors]
 
 
 def step_rows(course: Course) -> list[list[object]]:
@@ -52,26 +50,16 @@ def step_rows(course: Course) -> list[list[object]]:
     return [[op_text(node.op), _short(source_text(node.source)), nbytes] for node, nbytes in pairs]
 
 
-def dtype_and_shape(tensor: LiveTensor) -> str:
-    """As text: "float32[64, 10]"."""
-    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-
-
-def origin(tensor: LiveTensor) -> str:
-    where = source_text(tensor.source)
-    return _short(f"{op_text(tensor.op)}{f' of {where}' if where else ''}" if tensor.op else "the caller")
-
-
 def largest(course: Course) -> list[tuple[str, ...]]:
     """The tensors of most bytes, as a table shows them."""
     return [
         (
             bytes_text(each.nbytes),
             _short(each.name),
-            dtype_and_shape(each),
+            each.look,
             kind_text(each.kind),
             _steps(each.start, each.end),
-            origin(each),
+            _short(each.made_by),
         )
         for each in course.tensors[:_MOST_ROWS]
     ]
@@ -90,8 +78,8 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
     cost = "; ".join(filter(None, (runs, moved)))
     return (
         bytes_text(each.tensor.nbytes),
-        dtype_and_shape(each.tensor),
-        origin(each.tensor),
+        each.tensor.look,
+        _short(each.tensor.made_by),
         each.how,
         away,
         "yes" if each.at_peak else "no",
