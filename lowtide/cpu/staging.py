@@ -22,6 +22,7 @@ from lowtide.cpu.recipes import Norm, Packed, Plain, Target
 from lowtide.cpu.stages import Epilogue, Map, Operand, Stage
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.sizes import reach
 
 # Makes the stage of an operator from where its result goes, what becomes of it on the way, the norm that is folded in, and its nodes.
 Make: TypeAlias = "Callable[[Layout, Epilogue, Norm | None, tuple[Node, ...]], Stage]"
@@ -298,8 +299,7 @@ def _ints(sizes: tuple[object, ...]) -> tuple[int, ...]:
 
 def _of_argument(value: Value, position: int) -> Layout:
     shape, stride = _ints(value.shape), _ints(value.stride)
-    elements = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return Layout(Buffer(value.name, elements, position), shape, stride)
+    return Layout(Buffer(value.name, reach(shape, stride), position), shape, stride)
 
 
 def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -228,12 +228,16 @@ def describe(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) 
     return f"{str(dtype).removeprefix('torch.')}{list(shape)} with strides {list(stride)} on {device}"
 
 
+def layout_of(value: Value) -> tuple[Any, ...]:
+    """As `looks_like` compares it: shape, strides, dtype, device."""
+    return value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
+
+
 def _look_of(value: Value, absolute: bool) -> tuple[Any, ...]:
-    """Shape, strides, dtype, device; and the offset, where the program counts elements from the start of the storage."""
+    """The layout; and the offset, where the program counts elements from the start of the storage."""
     if value.storage.kind in (Kind.SCALAR, Kind.INPUT):
         return ()
-    layout = value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
-    return (*layout, value.offset if absolute else None)
+    return (*layout_of(value), value.offset if absolute else None)
 
 
 def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: bool = False) -> None:

@@ -20,6 +20,7 @@ import time
 from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -125,6 +126,16 @@ def listed(items: list[T], item: T) -> Iterator[None]:
         undo(lambda: items.__setitem__(slice(None), original))
         items.append(item)
         yield
+
+
+@contextmanager
+def during(variable: ContextVar[T], item: T) -> Iterator[None]:
+    """What runs inside finds this in a variable of its context."""
+    token = variable.set(item)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def for_this_thread(own: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
