@@ -227,8 +227,7 @@ def _unbind(node: Node) -> list[Shape]:
 
 
 def _cat(node: Node) -> list[Shape]:
-    parts = node.args[0]
-    parts = of_kind(tuple, parts)
+    parts = of_kind(tuple, node.args[0])
     shapes = [_shape(part) for part in parts]
     dim = _place(_at(node, 1, dict(node.kwargs).get("dim", 0)), len(shapes[0]))
     around = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}

@@ -201,8 +201,7 @@ class Staging:
         if prod(own) == own[channel]:
             return Operand(self.pack(Plain(value, 1, own[channel], stepped(own[channel]))), 0, int(own[channel] != 1))
         layout = self.constant_place(value)
-        whole = layout.broadcast(out.shape)
-        whole = there(whole)
+        whole = there(layout.broadcast(out.shape))
         return Operand(self.copied(whole, Layout(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride)), step, 1)
 
     def constant_place(self, value: Value) -> Layout:
@@ -214,8 +213,7 @@ class Staging:
         return layout
 
     def _map(self, node: Node) -> None:
-        result = node.outputs[0]
-        result = there(result)
+        result = there(node.outputs[0])
         shape = _ints(result.shape)
         alike = next((self.layouts[value] for value in node.inputs if value in self.layouts and self.layouts[value].shape == shape), None)
         layout = (
@@ -249,8 +247,7 @@ class Staging:
 
     def _source(self, value: Value, shape: tuple[int, ...]) -> tuple[Layout | Packed, tuple[int, ...]]:
         if value not in self.uses.fixed:
-            layout = self.layouts[value].broadcast(shape)
-            layout = there(layout)
+            layout = there(self.layouts[value].broadcast(shape))
             return layout, layout.stride
         own = _ints(value.shape)
         flat = self.pack(Plain(value, 1, prod(own), stepped(prod(own))))
@@ -284,8 +281,7 @@ class Staging:
         return to
 
     def copy(self, layout: Layout, to: Layout, nodes: tuple[Node, ...] = ()) -> None:
-        source = layout.broadcast(to.shape)
-        source = there(source)
+        source = there(layout.broadcast(to.shape))
         self.stages.append(Map((source,), (source.stride,), (), "x0", to, nodes))
 
     def pack(self, packed: Packed) -> Packed:

@@ -71,8 +71,7 @@ def index_put(node: Node) -> Iterator[Axis]:
 
 def _indexed(node: Node) -> tuple[list[int], int, int] | None:
     """The dimensions that are looked up, the rank of the indices together, where they go in the result; None where a mask is among them."""
-    indices = node.args[1]
-    indices = of_kind(tuple, indices)
+    indices = of_kind(tuple, node.args[1])
     tensors = [each for each in indices if isinstance(each, Value)]
     if not tensors or any(each.dtype in ("bool", "uint8") for each in tensors):
         return None
@@ -83,15 +82,13 @@ def _indexed(node: Node) -> tuple[list[int], int, int] | None:
 
 def _indices_along(node: Node, dim: int) -> dict[Any, int]:
     """The indices that have a dimension, counted from the back."""
-    indices = node.args[1]
-    indices = of_kind(tuple, indices)
+    indices = of_kind(tuple, node.args[1])
     having = (at for at, each in enumerate(indices) if isinstance(each, Value) and len(each.shape) >= -dim and each.shape[dim] != 1)
     return {(1, at): dim for at in having}
 
 
 def _whole_mask(node: Node, value: Value) -> Path | None:
-    indices = node.args[1]
-    indices = of_kind(tuple, indices)
+    indices = of_kind(tuple, node.args[1])
     only = indices[0] if len(indices) == 1 else None
     return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
 
