@@ -96,8 +96,7 @@ def _elements(shape: Sequence[object]) -> int:
 
 
 def _shape(arg: object) -> Shape:
-    arg = of_kind(Value, arg)
-    return _ints(arg.shape)
+    return _ints(of_kind(Value, arg).shape)
 
 
 def _int(arg: object) -> int:
@@ -105,8 +104,7 @@ def _int(arg: object) -> int:
 
 
 def _ints(arg: object) -> Shape:
-    arg = of_kind(tuple, arg)
-    return tuple(map(_int, arg))
+    return tuple(map(_int, of_kind(tuple, arg)))
 
 
 def _place(dim: object, rank: int) -> int:

@@ -11,6 +11,7 @@ from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes import SUM, Axis, NodeLocation, Path, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
+from lowtide.ir.operators.views import without
 from lowtide.ir.sizes import ITEM_BYTES
 
 
@@ -137,15 +138,6 @@ def rows_added(node: Node) -> Iterator[Axis]:
     yield from axis(node, {0: 1, 3: 1}, {0: 1})
 
 
-def index_fill(node: Node) -> Iterator[Axis]:
-    """x, dim, index[..], number: not along `dim`."""
-    value, named = given(node, (0,)), node.args[1]
-    if value is not None and isinstance(named, int):
-        for dim in range(len(value.shape)):
-            if dim != named % len(value.shape):
-                yield from axis(node, {0: dim}, {0: dim})
-
-
 def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
     value, named = given(node, (0,)), node.args[1]
     if value is None:
@@ -206,7 +198,7 @@ ROWS = (
     Operator(name="aten.index_add_", moved_bytes=into_positions(adds=True)),
     Operator(name="aten.index_copy", axes=index_add),
     Operator(name="aten.index_copy_", moved_bytes=into_positions()),
-    Operator(name="aten.index_fill.int_Scalar", axes=index_fill),
+    Operator(name="aten.index_fill.int_Scalar", axes=without(1)),
     Operator(name="aten.take", moved_bytes=lookup_bytes),
     Operator(name="aten.masked_select.default", shaped_by=(1,)),
 )
