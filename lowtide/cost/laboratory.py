@@ -35,7 +35,7 @@ SHOWN = 160  # characters of a call that a warning shows
 
 
 Listener: TypeAlias = Callable[[float], None]
-Clocks: TypeAlias = tuple[int, int, int]
+Clocks: TypeAlias = tuple[int, int, int]  # nanoseconds of a device beside the host in warm and in cold caches, and of the host
 _Reply: TypeAlias = dict[str, Any]  # what a trial gives, or {"failure": why it gives nothing}
 
 
