@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
-    from lowtide.api.frozen_file import load_frozen
+    from lowtide.api.load import load_frozen
     from lowtide.api.needs import Needs, needs
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
@@ -71,7 +71,7 @@ _MODULES = {
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
     "interpret": "lowtide.api.edge",
-    "load_frozen": "lowtide.api.frozen_file",
+    "load_frozen": "lowtide.api.load",
     "measure": "lowtide.cost.profiler",
     "needs": "lowtide.api.needs",
     "network": "lowtide.api.edge",

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
-from lowtide.api.frozen_file import freeze, save
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen
 from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read_unlike, run_eagerly
 from lowtide.api.policies import Recaptures, SecondLook
 from lowtide.api.range_maker import RangeMaker
+from lowtide.api.save import freeze, save
 from lowtide.api.variant import Variant
 from lowtide.api.verify import MeasuredStep, Verification, verified
 from lowtide.base.files import write_whole

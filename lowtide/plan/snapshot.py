@@ -130,7 +130,7 @@ class LiveTensor:
         return "" if self.source is None else self.source.module
 
     @property
-    def look(self) -> str:
+    def dtype_and_shape(self) -> str:
         """Dtype and shape as text: "float32[64, 10]"."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 

@@ -42,7 +42,7 @@ class AlikeItems(Generic[Item]):
     @property
     def spec(self) -> str:
         """Dtype and shape, "float32[4, 32]", with the count of several: "12 x float32[4, 32]"."""
-        texts = {tensor.look for tensor in self.tensors}
+        texts = {tensor.dtype_and_shape for tensor in self.tensors}
         if len(texts) > 1:
             return f"{len(self.tensors)} of several shapes"
         return texts.pop() if len(self.tensors) == 1 else f"{len(self.tensors)} x {texts.pop()}"
@@ -108,7 +108,7 @@ def table(plan: Contents, most: int | None = None) -> str:
 
 def _row(tensor: LiveTensor) -> tuple[str, ...]:
     steps = f"{tensor.start} to {tensor.end}"
-    return bytes_text(tensor.nbytes), tensor.name, tensor.look, tensor.kind.value, steps, tensor.made_by
+    return bytes_text(tensor.nbytes), tensor.name, tensor.dtype_and_shape, tensor.kind.value, steps, tensor.made_by
 
 
 _LINES = 6

@@ -41,7 +41,10 @@ class Frontier:
 
 def tensor_rows(tensors: Sequence[LiveTensor]) -> list[list[object]]:
     """For the page's script: name, bytes, kind, dtype and shape, origin, first step, end (exclusive)."""
-    return [[_short(each.name), each.nbytes, each.kind.value, each.look, _short(each.made_by), each.start, each.end] for each in tensors]
+    return [
+        [_short(each.name), each.nbytes, each.kind.value, each.dtype_and_shape, _short(each.made_by), each.start, each.end]
+        for each in tensors
+    ]
 
 
 def step_rows(course: Course) -> list[list[object]]:
@@ -56,7 +59,7 @@ def largest(course: Course) -> list[tuple[str, ...]]:
         (
             bytes_text(each.nbytes),
             _short(each.name),
-            each.look,
+            each.dtype_and_shape,
             kind_text(each.kind),
             _steps(each.start, each.end),
             _short(each.made_by),
@@ -78,7 +81,7 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
     cost = "; ".join(filter(None, (runs, moved)))
     return (
         bytes_text(each.tensor.nbytes),
-        each.tensor.look,
+        each.tensor.dtype_and_shape,
         _short(each.tensor.made_by),
         each.how,
         away,
