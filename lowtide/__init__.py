@@ -9,13 +9,12 @@ from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, Fo
 
 if TYPE_CHECKING:
     from lowtide import placement, schedule
-    from lowtide.api.edge import plan_edge
+    from lowtide.api.edge import interpret, network, plan_edge
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
     from lowtide.api.load import load_frozen
     from lowtide.api.needs import Needs, needs
-    from lowtide.api.network import interpret, network
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.step import Step
@@ -71,11 +70,11 @@ _MODULES = {
     "Training": "lowtide.api.options",
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
-    "interpret": "lowtide.api.network",
+    "interpret": "lowtide.api.edge",
     "load_frozen": "lowtide.api.load",
     "measure": "lowtide.cost.profiler",
     "needs": "lowtide.api.needs",
-    "network": "lowtide.api.network",
+    "network": "lowtide.api.edge",
     "optimize": "lowtide.api.optimize",
     "order": "lowtide.api.engines",
     "place": "lowtide.api.engines",

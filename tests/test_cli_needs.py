@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bench import torchvision_shim
 from lowtide.cli import app
-from lowtide.report.needs import needs_page
+from lowtide.report.page import needs_page
 from tests.specs import spec_module
 
 SPEC = """

@@ -30,7 +30,7 @@ from lowtide.base import fields
 from lowtide.base.files import mapped, write_whole
 from lowtide.cost.operators import dtype_name, of_torch
 from lowtide.errors import FormatError, StepError
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.sizes import ITEM_BYTES, reach
 
 _HEAD_BYTES, _ALIGN_BYTES = 128, 64
 _MAGIC, _VERSION = b"lowtide.frozen", 1
@@ -51,12 +51,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Tensor]]:
     """What a file says, and its tensors, which depend on the file for as long as they are. Raises FormatError, OSError."""
     content = mapped(path)
     text, begin = _text(content)
-    try:
-        contents = json.loads(text, object_pairs_hook=fields.without_repeats)
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"expected a text in JSON: {error}") from error
+    contents = fields.parsed("frozen function", text)
     if not isinstance(contents, dict):
         raise FormatError(f"expected an object in JSON, got {type(contents).__name__}")
     blocks = [_block(content, begin, entry) for entry in _list(contents, "blocks")]
@@ -76,7 +71,7 @@ class _Blocks:
         dtype, plain = dtype_name(tensor.dtype), tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
         if not plain or tensor.device.type != "cpu" or dtype not in ITEM_BYTES:
             raise StepError(f"save_frozen: expected dense tensors on a CPU, got one of {tensor.dtype}, {tensor.layout}, {tensor.device}")
-        where = tensor.data_ptr(), _reach_bytes(tensor.shape, tensor.stride(), dtype)
+        where = tensor.data_ptr(), reach(tensor.shape, tensor.stride()) * ITEM_BYTES[dtype]
         if where not in self._known:
             self._known[where] = self._add(_bytes_of(tensor, where[1]))
         return self._known[where], dtype, list(tensor.shape), list(tensor.stride())
@@ -92,12 +87,6 @@ def _bytes_of(tensor: Tensor, nbytes: int) -> memoryview:
     """The memory from a tensor's first element to its last."""
     flat = torch.as_strided(tensor.detach(), (nbytes // tensor.element_size(),), (1,)) if nbytes else torch.empty(0, dtype=tensor.dtype)
     return memoryview(flat.view(torch.uint8).numpy().data)
-
-
-def _reach_bytes(shape: Sequence[int], stride: Sequence[int], dtype: str) -> int:
-    if 0 in shape:
-        return 0
-    return (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * ITEM_BYTES[dtype]
 
 
 def _text(content: mmap.mmap) -> tuple[bytes, int]:
@@ -139,8 +128,8 @@ def _tensor(blocks: Sequence[Tensor], entry: Any) -> Tensor:
             raise FormatError("expected a tensor as [block, dtype, shape, strides]")
     if len(shape) != len(stride) or any(type(each) is not int or not 0 <= each < 2**40 for each in sizes):
         raise FormatError(f"expected shapes and strides as numbers of 0 or more, got {sizes}")
-    if _reach_bytes(shape, stride, dtype) != blocks[at].nbytes:
-        raise FormatError(f"expected {blocks[at].nbytes} bytes of tensors in that block, got {_reach_bytes(shape, stride, dtype)}")
+    if (nbytes := reach(shape, stride) * ITEM_BYTES[dtype]) != blocks[at].nbytes:
+        raise FormatError(f"expected {blocks[at].nbytes} bytes of tensors in that block, got {nbytes}")
     flat = blocks[at].view(of_torch(dtype)) if blocks[at].nbytes else torch.empty(0, dtype=of_torch(dtype))
     return torch.as_strided(flat, shape, stride)
 

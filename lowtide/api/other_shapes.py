@@ -24,8 +24,7 @@ from lowtide.capture.program import TrainingProgram
 from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.runtime.batch import BatchShape, BatchSpec, NewShapeError
-from lowtide.runtime.caller import View
-from lowtide.runtime.hooks import already_run
+from lowtide.runtime.caller import View, already_run
 
 
 def run_eagerly(

@@ -1,17 +1,37 @@
-"""Fields of a parsed JSON object, each of the type that it should have, or a FormatError that says where it is not."""
+"""Files as JSON: a text parsed, its fields, each of the type that it should have, or a FormatError that says where it is not."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from typing import Any, NoReturn, TypeGuard
 
 from lowtide.errors import FormatError
+
+SEAL = "checksum"  # the field of an object that holds its checksum
 
 
 class Repeating(dict[str, Any]):
     """An object of which two fields were named alike; `check_fields` refuses it, where its place in the file is known."""
 
     complaint: str
+
+
+def parsed(where: str, text: str | bytes, **options: Any) -> Any:
+    """What a text holds. Raises FormatError for one cut short, no JSON, nested or numbered beyond reason, or with a field twice."""
+    try:
+        return json.loads(text, object_pairs_hook=without_repeats, **options)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: expected a whole JSON text: {error}") from error
+
+
+def checksum(item: dict[str, Any]) -> str:
+    """Of an object's fields in whatever order, but for the one that holds it."""
+    sealed = {name: entry for name, entry in item.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
 def check_fields(where: str, item: Any, known: set[str]) -> None:

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.capture.care.memos import OfCall
 from lowtide.capture.care.reads import AttributeReads, refusal
-from lowtide.capture.care.snapshots import ModuleSnapshot
+from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import ModuleViews
 from lowtide.capture.effects.containers import LeavingError

@@ -28,6 +28,7 @@ from lowtide.capture.care.turns import undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
+from lowtide.ir.sizes import reach
 
 # Tensors of at most so many bytes are computed in one call on a device: a kernel over them takes no longer than it takes to start it.
 SMALL_BYTES = 2**16
@@ -141,7 +142,7 @@ def _differ(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether it has as many elements as lie between its first one and its last."""
-    return tensor.numel() in (0, 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+    return tensor.numel() in (0, reach(tensor.shape, tensor.stride()))
 
 
 def _of_one(base: str, func: OpOverload, args: tuple[Any, ...]) -> Operation | None:

@@ -23,14 +23,13 @@ from lowtide.capture.care.follower import Follower, following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.hooks import hooks_of_parameters
 from lowtide.capture.care.leaks import LeakWatch
-from lowtide.capture.care.surroundings import methods_of, put_back_on_failure
+from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
-from lowtide.capture.effects.schedules import settings_unchanged
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import UndecidedError

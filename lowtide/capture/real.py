@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
+from lowtide.capture.care.turns import during
 from lowtide.capture.corrections import corrected, kernel
 from lowtide.capture.sizes.probes import UnprobedError, bytes_left, dense_stride, probed
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
@@ -160,14 +161,9 @@ def _said(out: Any, kind: str, given: list[FakeTensor]) -> Any:
 _really: ContextVar[Really] = ContextVar("really", default=unknown)
 
 
-@contextmanager
-def knowing(really: Really) -> Iterator[None]:
+def knowing(really: Really) -> AbstractContextManager[None]:
     """What is captured inside asks `really` what operators give."""
-    token = _really.set(really)
-    try:
-        yield
-    finally:
-        _really.reset(token)
+    return during(_really, really)
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], call: Node, before: Sequence[Node], symbols: Symbols) -> Any:

@@ -23,11 +23,10 @@ from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.gradients import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.hooks import watched_hooks
-from lowtide.capture.care.interrupts import interrupts_that_can_be_taken
 from lowtide.capture.care.leaks import LeakWatch
-from lowtide.capture.care.memos import of_call
 from lowtide.capture.care.reads import AttributeReads, following_reads
-from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.snapshots import of_call
+from lowtide.capture.care.turns import interrupts_that_can_be_taken, replaced
 from lowtide.capture.care.views import module_views
 from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
-from lowtide.plan.summary import alike, bytes_text, snapshot_line
+from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
 
 if TYPE_CHECKING:
     from lowtide.api.explain import Explanation
@@ -88,7 +88,7 @@ def _show(explanation: Explanation) -> None:
 def _tensors(peak: Snapshot) -> Table:
     """What stands at the peak, the largest first, those of repeated blocks together."""
     table = Table("bytes", "what", "kind", "made by")
-    groups = alike(peak.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
+    groups = alike_at(peak)
     for column in table.columns:
         column.overflow = "fold"
     for group in groups[:_TENSORS]:

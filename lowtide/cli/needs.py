@@ -57,7 +57,7 @@ def needs_command(
         if json_out is not None:
             write_json(json_out, {"program": title} | answer.figures())
         if html is not None:
-            from lowtide.report.needs import needs_page
+            from lowtide.report.page import needs_page
 
             write_whole(html, needs_page(title, answer.headline, answer.kinds, answer.rows(), answer.assumed))
     except (LowtideError, OSError, TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lowtide.cli.exit import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_json
-from lowtide.cli.solvers import SOLVERS, parse_solver, until_interrupted
+from lowtide.cli.solvers import SOLVERS, JsonAnswer, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.errors import LowtideError
 from lowtide.plan.summary import bytes_text
@@ -84,16 +84,13 @@ def _facts(problem: OrderProblem, outcome: OrderOutcome) -> Table:
         "nodes": f"{problem.node_count:,}",
         "peak": peak,
         "lower bound": exact_bytes(best.lower_bound_bytes),
-        "gap": _gap(outcome),
+        "gap": gap_text(outcome.gap, best.peak_bytes - best.lower_bound_bytes),
         "status": f"{'interrupted; ' * outcome.interrupted}{best.status.name.lower()}: {best.status.value}",
         "solver": best.solver,
         "states": f"{outcome.states:,}",
         "seconds": f"{outcome.seconds:.3f}",
     }
-    table = Table(show_header=False)
-    for label, value in rows.items():
-        table.add_row(label, Text(value))
-    return table
+    return facts_table(rows)
 
 
 def _comparison(outcome: OrderOutcome) -> Table:
@@ -143,11 +140,6 @@ def _saving(simple: Schedule, best: Schedule) -> str:
     return f"{(simple.peak_bytes - best.peak_bytes) / max(simple.peak_bytes, 1):.1%}"
 
 
-def _gap(outcome: OrderOutcome) -> str:
-    gap_bytes = outcome.best.peak_bytes - outcome.best.lower_bound_bytes
-    return f"{outcome.gap:.2%}, {bytes_text(gap_bytes)}" if gap_bytes else "0 %"
-
-
 def order_command(
     graph: Annotated[
         Path, typer.Argument(metavar="GRAPH.json", help="the problem: a list of nodes with their inputs and bytes", show_default=False)
@@ -162,10 +154,8 @@ def order_command(
     states: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_states; the same on every machine")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")] = None,
-    json_out: Annotated[
-        str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
-    ] = None,
+    seconds: MaxSeconds = None,
+    json_out: JsonAnswer = None,
 ) -> None:
     """Order the nodes of a graph for the least peak memory. An interrupt (Ctrl-C) prints the best order so far."""
     try:

@@ -15,11 +15,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from lowtide.cli.exit import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, refuse, write_answer, write_json
-from lowtide.cli.solvers import PLACERS, parse_placer, until_interrupted
+from lowtide.cli.solvers import PLACERS, JsonAnswer, MaxSeconds, facts_table, gap_text, parse_placer, until_interrupted
 from lowtide.errors import LowtideError
 from lowtide.placement.auto import Auto
 from lowtide.placement.base import Placement, Placer, answers, limited, warm_up
@@ -95,7 +94,7 @@ def _facts(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:
         "buffers": f"{problem.buffer_count:,}",
         "arena": exact_bytes(best.arena_bytes) if outcome.has_offsets else "none: no placement was found",
         "lower bound": exact_bytes(best.lower_bound_bytes),
-        "gap": _gap(outcome),
+        "gap": "none: no placement was found" if outcome.gap is None else gap_text(outcome.gap, best.arena_bytes - best.lower_bound_bytes),
         "status": f"{'interrupted; ' * outcome.interrupted}{best.status.name.lower()}: {best.status.value}",
         "solver": best.solver,
         **{name.replace("_", " "): f"{count:,}" for name, count in best.stats.items()},
@@ -103,10 +102,7 @@ def _facts(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:
     }
     if outcome.capacity_bytes is not None:
         rows["capacity"] = exact_bytes(outcome.capacity_bytes)
-    table = Table(show_header=False)
-    for label, value in rows.items():
-        table.add_row(label, Text(value))
-    return table
+    return facts_table(rows)
 
 
 def _comparison(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:
@@ -116,13 +112,6 @@ def _comparison(problem: PlaceProblem, outcome: PlaceOutcome) -> Table:
         saved = f"{(arena_bytes - outcome.best.arena_bytes) / max(arena_bytes, 1):.1%}" if outcome.has_offsets else ""
         table.add_row(label, bytes_text(arena_bytes), saved)
     return table
-
-
-def _gap(outcome: PlaceOutcome) -> str:
-    if outcome.gap is None:
-        return "none: no placement was found"
-    gap_bytes = outcome.best.arena_bytes - outcome.best.lower_bound_bytes
-    return f"{outcome.gap:.2%}, {bytes_text(gap_bytes)}" if gap_bytes else "0 %"
 
 
 _DOES_NOT_FIT = 3
@@ -148,10 +137,8 @@ def place_command(
     nodes: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_nodes; the same on every machine")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")] = None,
-    json_out: Annotated[
-        str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
-    ] = None,
+    seconds: MaxSeconds = None,
+    json_out: JsonAnswer = None,
     output: Annotated[
         str | None,
         typer.Option(metavar="OFFSETS.csv", help="write id,lower,upper,size,offset where the buffers fit; - for standard output alone"),

@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
+import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from lowtide.base.solver_text import SolverFamily, named, parse
 from lowtide.cli.exit import interruptible
@@ -25,6 +28,7 @@ from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.base import Placer
 from lowtide.placement.exact import Exact as ExactPlacer
 from lowtide.placement.greedy import Greedy, Portfolio
+from lowtide.plan.summary import bytes_text
 from lowtide.schedule.auto import Auto
 from lowtide.schedule.base import Solver
 from lowtide.schedule.beam import Beam
@@ -36,6 +40,10 @@ from lowtide.schedule.repair import Repair
 S = TypeVar("S")
 SOLVERS: Mapping[str, type[Solver]] = named([Auto, Exact, Repair, Beam, Best, ReadyList, ReversePostOrder, ProgramOrder])
 PLACERS: Mapping[str, type[Placer]] = named([AutoPlacer, ExactPlacer, Portfolio, Greedy])
+JsonAnswer: TypeAlias = Annotated[
+    str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
+]
+MaxSeconds: TypeAlias = Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")]
 _NONE_OFFERED = "the papers' own methods come with lowtide-research, which is not installed: pip install -e ./research in a checkout"
 
 
@@ -102,3 +110,15 @@ def until_interrupted(prepare: Callable[[], None], answers: Iterable[Answer], de
     except KeyboardInterrupt:
         interrupted = True
     return SearchAnswer(last, time.perf_counter() - started, interrupted)
+
+
+def facts_table(rows: Mapping[str, str]) -> Table:
+    """What is known of an answer: a label and a text in each row."""
+    table = Table(show_header=False)
+    for label, text in rows.items():
+        table.add_row(label, Text(text))
+    return table
+
+
+def gap_text(gap: float, gap_bytes: int) -> str:
+    return f"{gap:.2%}, {bytes_text(gap_bytes)}" if gap_bytes else "0 %"

@@ -35,7 +35,7 @@ SHOWN = 160  # characters of a call that a warning shows
 
 
 TrialListener: TypeAlias = Callable[[float], None]
-GpuClocks: TypeAlias = tuple[int, int, int]
+GpuClocks: TypeAlias = tuple[int, int, int]  # nanoseconds of a device beside the host in warm and in cold caches, and of the host
 _Reply: TypeAlias = dict[str, Any]  # what a trial gives, or {"failure": why it gives nothing}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Node, Value
 from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_transfer
-from lowtide.ir.sizes import ITEM_BYTES, Size
+from lowtide.ir.sizes import ITEM_BYTES, Size, reach
 
 
 def signature(node: Node) -> str:
@@ -69,8 +69,7 @@ def argument_bytes(node: Node) -> int:
 
 def extent(value: Value) -> int:
     """Elements from the first to the last that a value covers. Raises FormatError for a symbolic size."""
-    shape, stride = numbers(value.shape), numbers(value.stride)
-    return 0 if 0 in shape else 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+    return reach(numbers(value.shape), numbers(value.stride))
 
 
 def numbers(sizes: Sequence[Size]) -> list[int]:

@@ -222,7 +222,6 @@ class Terms:
     def __init__(self, problem: SymbolicProblem) -> None:
         self.dimensions = problem.dimensions
         self._names = {each.name for each in problem.dimensions}
-        self._round_to = problem.round_to
         self._number: dict[tuple[_Term, int], int] = {}
         # All are numbered before any row is made, so that rows are of one length.
         self._known = {

@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from lowtide.cost.bodies import runs_of
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import Device, half_flops_of
-from lowtide.cost.laboratory import Call, Laboratory, Unmeasured, device_of
+from lowtide.cost.laboratory import Call, GpuClocks, Laboratory, Unmeasured, device_of
 from lowtide.cost.trial import aside, cache_bytes, circumstances, clocks_ns, on_gpu, once_ns
 from lowtide.cost.workspaces import call_of, needs_none, warn_of_memory
 from lowtide.errors import FormatError
@@ -72,8 +72,6 @@ _LEAST_RUNS, _LEAST_S = 3, 1e-3
 _LONGEST_NS = 3600 * 10**9  # no operator takes an hour: such an entry is no measurement
 _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
-_Clocks: TypeAlias = tuple[int, int, int]  # nanoseconds of a device beside the host in warm and in cold caches, and of the host
-
 
 @dataclass(frozen=True)
 class Timings:
@@ -102,7 +100,7 @@ def measure_timings(
     runs = [list(runs_of(node, among or nodes)) for node in nodes]
     calls = {run.node: call_of(run.node, run.beside, limit_bytes) if _takes_time(run.node) else None for each in runs for run in each}
     wanted = {call.text: call for call in calls.values() if call is not None}
-    known: dict[str, _Clocks] = {}
+    known: dict[str, GpuClocks] = {}
     with nullcontext(laboratory) if laboratory is not None else Laboratory() as used:
         for device in dict.fromkeys(call.device for call in wanted.values()):
             known |= _of_device({text: call for text, call in wanted.items() if call.device == device}, device, used)
@@ -124,7 +122,7 @@ def _takes_time(node: Node) -> bool:
     return not needs_none(node) or (is_view(node) and on_gpu(device_of(node)))
 
 
-def _clocks(node: Node, call: Call | None, known: Mapping[str, _Clocks], rates: Callable[[], Device], cold: float) -> tuple[float, float]:
+def _clocks(node: Node, call: Call | None, known: Mapping[str, GpuClocks], rates: Callable[[], Device], cold: float) -> tuple[float, float]:
     """Microseconds of the device and of the host, as they were measured or by the rates; so much of what it reads comes from memory."""
     if call is None:
         return 0.0, 0.0
@@ -134,7 +132,7 @@ def _clocks(node: Node, call: Call | None, known: Mapping[str, _Clocks], rates: 
     return (warm_ns + cold * (cold_ns - warm_ns)) / 1e3, host_ns / 1e3
 
 
-def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
+def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, GpuClocks]:
     """By call: remembered, or measured now and remembered."""
     if on_gpu(device):
         return _of_gpu(wanted, device, laboratory)
@@ -146,7 +144,7 @@ def _of_device(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) 
     return {text: (0, 0, ns) for text, ns in known.items()}
 
 
-def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, _Clocks]:
+def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> dict[str, GpuClocks]:
     cache = Cache("clocks", laboratory.circumstances(device), parse=_parsed) if laboratory.remember else None
     remembered = cache.load() if cache is not None else {}
     calls, entries = [call for text, call in wanted.items() if text not in remembered], dict[str, str]()
@@ -158,11 +156,11 @@ def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> 
     return {text: _parsed(entry) for text, entry in known.items()}
 
 
-def _written(clocks: _Clocks) -> str:
+def _written(clocks: GpuClocks) -> str:
     return " ".join(map(str, clocks))
 
 
-def _parsed(text: str) -> _Clocks:
+def _parsed(text: str) -> GpuClocks:
     """Raises ValueError for what is no measurement."""
     warm_ns, cold_ns, host_ns = map(int, text.split())
     if not (1 <= warm_ns <= cold_ns <= _LONGEST_NS and 1 <= host_ns <= _LONGEST_NS):

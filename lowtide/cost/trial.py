@@ -29,6 +29,7 @@ import torch
 from lowtide.cost.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
 from lowtide.ir.result_specs import pieces_of
+from lowtide.ir.sizes import reach
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -83,9 +84,8 @@ def made_up(layout: list[Any]) -> torch.Tensor:
     name, shape, stride, device = layout
     dtype = of_torch(name)
     ones = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
-    extent = 0 if 0 in shape else 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
     # Strides may overlap (expanded tensors): what lies beneath is filled, not the tensor.
-    return torch.full((extent,), int(ones), dtype=dtype, device=device).as_strided(shape, stride)
+    return torch.full((reach(shape, stride),), int(ones), dtype=dtype, device=device).as_strided(shape, stride)
 
 
 class _Kitchen:

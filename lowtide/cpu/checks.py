@@ -96,8 +96,7 @@ def _elements(shape: Sequence[object]) -> int:
 
 
 def _shape(arg: object) -> TensorShape:
-    arg = of_kind(Value, arg)
-    return _ints(arg.shape)
+    return _ints(of_kind(Value, arg).shape)
 
 
 def _int(arg: object) -> int:
@@ -105,8 +104,7 @@ def _int(arg: object) -> int:
 
 
 def _ints(arg: object) -> TensorShape:
-    arg = of_kind(tuple, arg)
-    return tuple(map(_int, arg))
+    return tuple(map(_int, of_kind(tuple, arg)))
 
 
 def _place(dim: object, rank: int) -> int:
@@ -227,8 +225,7 @@ def _unbind(node: Node) -> list[TensorShape]:
 
 
 def _cat(node: Node) -> list[TensorShape]:
-    parts = node.args[0]
-    parts = of_kind(tuple, parts)
+    parts = of_kind(tuple, node.args[0])
     shapes = [_shape(part) for part in parts]
     dim = _place(_at(node, 1, dict(node.kwargs).get("dim", 0)), len(shapes[0]))
     around = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}

@@ -75,8 +75,7 @@ def joined(chain: Sequence[Part], costs: Costs) -> list[Group]:
     groups: list[Group] = []
     end = len(chain)
     while end:
-        group_here = last[end]
-        group_here = there(group_here)
+        group_here = there(last[end])
         groups.append(group_here)
         end -= len(group_here.parts)
     return groups[::-1]

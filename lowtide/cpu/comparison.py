@@ -24,7 +24,7 @@ import torch
 from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.ir.graph import Graph, Value
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.sizes import ITEM_BYTES, reach
 from lowtide.ir.text.graph_text import to_text
 from lowtide.runtime.libraries import processor
 
@@ -131,7 +131,7 @@ def _tensor(value: Value, draws: torch.Generator) -> Any:
         return _NUMBER
     shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride]
     dtype: Any = getattr(torch, value.dtype)
-    elements = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    elements = reach(shape, stride)
     if not dtype.is_floating_point:
         flat = torch.zeros(elements, dtype=dtype, device="cpu")
     elif len(shape) > 1:

@@ -54,15 +54,13 @@ def attention(staging: Staging, node: Node) -> Head:
 def _heads_together(name: str, shape: tuple[int, ...]) -> Layout:
     """Where results go: rows of all heads' features, as what reads them usually wants."""
     b, h, q, v = shape
-    whole = fresh(name, (b * q, h * v)).viewed((b, q, h, v))
-    whole = there(whole)
+    whole = there(fresh(name, (b * q, h * v)).viewed((b, q, h, v)))
     return whole.permuted((0, 2, 1, 3))
 
 
 def _mask(staging: Staging, mask: Value, shape: tuple[int, ...]) -> Layout:
     """What is added to scores, by keys side by side, or one number for all keys."""
-    whole = staging.place(mask).broadcast(shape)
-    whole = there(whole)
+    whole = there(staging.place(mask).broadcast(shape))
     if whole.shape[3] == 1 or whole.stride[3] in (0, 1):
         return whole
     return staging.copied(whole, in_rows(f"{mask.name}_rows", shape))
@@ -115,8 +113,7 @@ def head_of(staging: Staging, node: Node) -> Head | None:
 
 
 def _result(node: Node) -> tuple[Value, Layout]:
-    result = node.outputs[0]
-    result = there(result)
+    result = there(node.outputs[0])
     return result, fresh(result.name, [int(size) for size in result.shape])
 
 
@@ -272,15 +269,13 @@ def _product(staging: Staging, node: Node) -> Head:
 
 
 def _mean(staging: Staging, node: Node) -> Head:
-    a = node.args[0]
-    a = of_kind(Value, a)
+    a = of_kind(Value, node.args[0])
     result, _ = _result(node)
     image = _as_image(staging.layouts[a], node)
     if image.rows() is None or image.channel != 1 or not _is_lined(image, image.stride[3] if image.shape[3] != 1 else 0):
         image = staging.copied(image, fresh(f"{a.name}_copied", image.shape))
     n, c, h, w = image.shape
-    layout = fresh(result.name, (n, c)).viewed([int(size) for size in result.shape])
-    layout = there(layout)
+    layout = there(fresh(result.name, (n, c)).viewed([int(size) for size in result.shape]))
 
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         return RowReduction("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)

@@ -171,8 +171,7 @@ def fresh(name: str, shape: Sequence[int]) -> Layout:
 
 def in_rows(name: str, shape: Sequence[int]) -> Layout:
     """A new buffer whose last dimension lies side by side, all others as one run of rows."""
-    rows = fresh(name, (prod(shape[:-1]), shape[-1])).viewed(shape)
-    rows = there(rows)
+    rows = there(fresh(name, (prod(shape[:-1]), shape[-1])).viewed(shape))
     return rows
 
 
@@ -194,8 +193,7 @@ def _number(node: Node, position: int, default: int) -> int:
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    result = node.outputs[0]
-    result = of_kind(Value, result)
+    result = of_kind(Value, node.outputs[0])
     return tuple(int(size) for size in result.shape)
 
 

@@ -1,6 +1,6 @@
 """A body as a network: its source, its arena, and the constants that are prepared for it.
 
-A buffer of the arena lives from the stage that first writes it to the end of the last that reads it: a problem of addresses.
+When buffers of the arena live, as a problem of addresses: from the stage that first writes one to the end of the last that reads it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from lowtide.cpu.heads import head_of
 from lowtide.cpu.known import following
 from lowtide.cpu.layout import LANES, SLACK, Buffer
 from lowtide.cpu.recipes import Packed, Plain, Target, offsets_of
-from lowtide.cpu.source import source_of
+from lowtide.cpu.source import ElementOffsets, source_of
 from lowtide.cpu.stages import KernelStage, with_blocks
 from lowtide.cpu.staging import Staging
-from lowtide.cpu.text import ElementOffsets
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.problems.placement import PlaceProblem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
-from lowtide.base.messages import warn
+from lowtide.base.folders import warn_once
 from lowtide.cpu.comparison import is_faster
 from lowtide.cpu.executable import NetworkCalls, ready, target
 from lowtide.cpu.library import network, team
@@ -54,7 +54,8 @@ def networked(graph: Graph, chosen: Graph | None = None, most: int = 0) -> Graph
     try:
         return with_regions(graph, partial(_described, regions, most))
     except NativeError as error:
-        _warn(error)
+        sentence = f"lowtide generates no kernels, torch's operators run: {error}"
+        warn_once(sentence, sentence)
         return None
 
 
@@ -129,12 +130,3 @@ class InOrder:
         self.graph = graph
         self.order = tuple(range(len(graph.nodes)))
         self.reuses = (-1,) * len(graph.nodes)
-
-
-@lru_cache
-def _warn_once(sentence: str) -> None:
-    warn(sentence, RuntimeWarning)
-
-
-def _warn(error: NativeError) -> None:
-    _warn_once(f"lowtide generates no kernels, torch's operators run: {error}")

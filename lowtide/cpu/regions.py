@@ -21,7 +21,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.operators.row import REGION, Fusion
 from lowtide.ir.operators.table import row_of
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.sizes import ITEM_BYTES, reach
 
 
 def pruned(graph: Graph) -> Graph:
@@ -176,9 +176,8 @@ def _seen(copy: Node, node: Node, new: dict[Value, Value]) -> Node:
 
 def _own(value: Value, names: set[str]) -> Value:
     """A result of a region: like a value, on a storage of its own."""
-    elements = 1 + sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride, strict=True))
     name = value.name if value.storage.name == value.name or value.name not in names else f"{value.name}_out"
-    storage = Storage(name, elements * ITEM_BYTES[value.dtype], value.storage.device, value.storage.kind)
+    storage = Storage(name, reach(value.shape, value.stride) * ITEM_BYTES[value.dtype], value.storage.device, value.storage.kind)
     return replace(value, storage=storage, offset=0, version=0)
 
 

@@ -3,25 +3,120 @@
     takes   a body of known operators, the values in it that are constants, a target
     leaves  stages in an order that is right, where every value lies, and what is to be packed
 
-A stage stands where the last operator of its chain does, as what the chain reads beside it may be made late.
+A chain is an operator with the simple ones behind it that its kernel does on the way, before a result is stored (AGO, section III). It goes
+on while its result has one reader, and that is element-wise, a norm with given statistics, or sees it in another way. A stage stands
+where the last operator of its chain does, as what the chain reads beside it may be made late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
 from lowtide.cpu import expressions
-from lowtide.cpu.chains import BodyUses, Link, OperatorChain, norm_of
 from lowtide.cpu.expressions import name_of
-from lowtide.cpu.known import is_given_norm
+from lowtide.cpu.known import is_given_norm, is_known
 from lowtide.cpu.layout import VIEWS, Buffer, Layout, fresh, in_rows, seen, stepped
 from lowtide.cpu.recipes import Norm, Packed, Plain, Target
 from lowtide.cpu.stages import Epilogue, KernelStage, Map, Operand
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.sizes import reach
+
+_MOST = 24  # operators of a chain: more keep too much in registers
+
+
+@dataclass(frozen=True)
+class Link:
+    """One operator of a chain: what it is given by the chain, and where that lies as it sees it."""
+
+    node: Node
+    value: Value
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class OperatorChain:
+    """What a kernel does beside its own operator, and the value that it leaves."""
+
+    links: tuple[Link, ...]
+    last: Value
+    layout: Layout  # of the last value, if the first one lies as was assumed
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(link.node for link in self.links)
+
+
+@dataclass(frozen=True)
+class BodyUses:
+    """Who reads what, in a body."""
+
+    readers: Mapping[Value, Sequence[Node]]
+    kept: Collection[Value]  # results of the body
+    fixed: Collection[Value]  # constants
+
+    @classmethod
+    def of(cls, body: Graph, fixed: Collection[Value]) -> BodyUses:
+        readers: dict[Value, list[Node]] = {}
+        for node in body.nodes:
+            for value in node.inputs:
+                readers.setdefault(value, []).append(node)
+        return cls(readers, frozenset(body.outputs), fixed)
+
+    def only_reader(self, value: Value) -> Node | None:
+        """The one node that reads a value, if there is but one."""
+        readers = self.readers.get(value, ())
+        return readers[0] if len(readers) == 1 and value not in self.kept else None
+
+    def chain(self, value: Value, layout: Layout, taken: Collection[Node] = ()) -> OperatorChain:
+        """What can be done to a value on its way to `layout`, by nodes that are not `taken` for another."""
+        links: list[Link] = []
+        while len(links) < _MOST and (node := self.only_reader(value)) is not None:
+            result = next((each for each in node.outputs if each is not None), None)
+            if result is None or node in taken or not is_known(node, self.fixed):
+                break
+            if name_of(node) in VIEWS:
+                layouts = seen(node, layout) if sum(each is not None for each in node.outputs) == 1 == len(node.outputs) else None
+                if layouts is None or not _is_whole(layouts[0], layout):
+                    break
+                links.append(Link(node, value, layout))
+                value, layout = result, layouts[0]
+            elif (is_given_norm(node) or expressions.is_known(node)) and result.shape == value.shape and name_of(node) != "clone":
+                links.append(Link(node, value, layout))
+                value = result
+            else:
+                break
+        while links and name_of(links[-1].node) in VIEWS:  # a view at the end is one of the result
+            value, layout = links[-1].value, links[-1].layout
+            links.pop()
+        return OperatorChain(tuple(links), value, layout)
+
+
+def norm_of(node: Node) -> Norm:
+    if name_of(node) == "_native_batch_norm_legit_no_training":
+        _, gamma, beta, mean, var, _, eps = node.args
+    else:
+        _, gamma, beta, mean, var, _, _, eps, *_ = node.args
+    mean = of_kind(Value, mean)
+    var = of_kind(Value, var)
+    eps = of_kind(float, eps)
+    return Norm(gamma if isinstance(gamma, Value) else None, beta if isinstance(beta, Value) else None, mean, var, eps)
+
+
+def _is_whole(layout: Layout, before: Layout) -> bool:
+    """Whether a view has all elements of what is seen, each once."""
+    return _count(layout) == _count(before) and 0 not in [step for size, step in zip(layout.shape, layout.stride, strict=True) if size != 1]
+
+
+def _count(layout: Layout) -> int:
+    count = 1
+    for size in layout.shape:
+        count *= size
+    return count
+
 
 # Makes the stage of an operator from where its result goes, what becomes of it on the way, the norm that is folded in, and its nodes.
 Make: TypeAlias = "Callable[[Layout, Epilogue, Norm | None, tuple[Node, ...]], KernelStage]"
@@ -63,7 +158,6 @@ class Staging:
         self._done: set[Node] = set()
         self._wanted: dict[Value, Layout] = {}
         self._joined: dict[Value, Layout] = {}
-        self._copies: dict[tuple[Value, str], Layout] = {}
 
     def staged(self, heads: Callable[[Staging, Node], Head | None]) -> Staged:
         """All of it; `heads` knows the operators that are more than element-wise."""
@@ -201,8 +295,7 @@ class Staging:
         if prod(own) == own[channel]:
             return Operand(self.pack(Plain(value, 1, own[channel], stepped(own[channel]))), 0, int(own[channel] != 1))
         layout = self.constant_place(value)
-        whole = layout.broadcast(out.shape)
-        whole = there(whole)
+        whole = there(layout.broadcast(out.shape))
         return Operand(self.copied(whole, Layout(Buffer(f"{value.name}_as", _span(out)), out.shape, out.stride)), step, 1)
 
     def constant_place(self, value: Value) -> Layout:
@@ -214,8 +307,7 @@ class Staging:
         return layout
 
     def _map(self, node: Node) -> None:
-        result = node.outputs[0]
-        result = there(result)
+        result = there(node.outputs[0])
         shape = _ints(result.shape)
         alike = next((self.layouts[value] for value in node.inputs if value in self.layouts and self.layouts[value].shape == shape), None)
         layout = (
@@ -249,8 +341,7 @@ class Staging:
 
     def _source(self, value: Value, shape: tuple[int, ...]) -> tuple[Layout | Packed, tuple[int, ...]]:
         if value not in self.uses.fixed:
-            layout = self.layouts[value].broadcast(shape)
-            layout = there(layout)
+            layout = there(self.layouts[value].broadcast(shape))
             return layout, layout.stride
         own = _ints(value.shape)
         flat = self.pack(Plain(value, 1, prod(own), stepped(prod(own))))
@@ -284,8 +375,7 @@ class Staging:
         return to
 
     def copy(self, layout: Layout, to: Layout, nodes: tuple[Node, ...] = ()) -> None:
-        source = layout.broadcast(to.shape)
-        source = there(source)
+        source = there(layout.broadcast(to.shape))
         self.stages.append(Map((source,), (source.stride,), (), "x0", to, nodes))
 
     def pack(self, packed: Packed) -> Packed:
@@ -299,8 +389,7 @@ def _ints(sizes: tuple[object, ...]) -> tuple[int, ...]:
 
 def _of_argument(value: Value, position: int) -> Layout:
     shape, stride = _ints(value.shape), _ints(value.stride)
-    elements = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return Layout(Buffer(value.name, elements, position), shape, stride)
+    return Layout(Buffer(value.name, reach(shape, stride), position), shape, stride)
 
 
 def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

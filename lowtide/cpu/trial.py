@@ -34,10 +34,9 @@ from lowtide.cpu.constants import aligned
 from lowtide.cpu.library import build, team
 from lowtide.cpu.network import Placing, StagedBody
 from lowtide.cpu.recipes import Target
-from lowtide.cpu.source import entry, kernel_text, text_of
+from lowtide.cpu.source import ElementOffsets, by_columns, entry, kernel_text, text_of
 from lowtide.cpu.stages import KernelStage
-from lowtide.cpu.text import ElementOffsets, by_columns
-from lowtide.ir.graph import Value
+from lowtide.ir.sizes import reach
 from lowtide.runtime.libraries import NativeError, processor
 
 KernelAlternative = tuple[KernelStage, ...]
@@ -159,14 +158,10 @@ def _times_ns(staged: StagedBody, trial: Trial, trials: Mapping[str, KernelAlter
 def _measured(staged: StagedBody, trial: Trial, wanted: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:
     addresses, arena_bytes, kept = staged.addresses(staged.stages, placing)
     live = [value for at, value in enumerate(staged.body.inputs) if at not in set(staged.fixed)]
-    elements = [arena_bytes // 4, kept, *map(_elements, (*live, *staged.body.outputs))]
+    elements = [arena_bytes // 4, kept, *(reach(each.shape, each.stride) for each in (*live, *staged.body.outputs))]
     taken = times_ns(trial.source(wanted, addresses), len(wanted), elements)
     _known.update(_cache().merge(dict(zip(wanted, taken, strict=True))))
     return dict(_known)
-
-
-def _elements(value: Value) -> int:
-    return 1 + sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride, strict=True))
 
 
 def _cache() -> Cache:

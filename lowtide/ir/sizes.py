@@ -19,6 +19,11 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
+def reach(shape: Sequence[Size], stride: Sequence[Size]) -> int:
+    """Elements from a tensor's first to its last, both included; none where an extent is 0. Sizes are numbers."""
+    return 0 if 0 in shape else 1 + sum((int(extent) - 1) * int(step) for extent, step in zip(shape, stride, strict=True))
+
+
 def product(sizes: Iterable[Size]) -> Size:
     """The product of `sizes`; 1 for none."""
     result: Size = 1

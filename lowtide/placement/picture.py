@@ -53,6 +53,11 @@ def draw(problem: PlaceProblem, placement: Placement, path: str | os.PathLike[st
     axes.set_xlabel("step")
     axes.set_ylabel(f"offset, {label}")
     axes.set_title(_title(problem, placement))
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Write a figure of matplotlib in the format that the path ends in. Raises OSError."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=Path(path).suffix.lower().removeprefix("."), dpi=_DPI)
     write_whole(path, drawn.getvalue())

@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lowtide.base import fields
+from lowtide.base.fields import SEAL, checksum
 from lowtide.base.files import read_utf8, write_whole
 from lowtide.errors import CheckError, FormatError, of_kind
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
@@ -47,7 +48,6 @@ from lowtide.plan.summary import one_line, summarize, table
 _FORMAT, _VERSION = "lowtide.plan", 4
 _TEXTS = ("program", "solver", "status")
 _PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes", "granule_bytes")
-_SEAL = "checksum"
 _PER_NODE = ("order", "reuses", "workspace_bytes")
 _TIMES = ("node_us", "issue_us")  # by node too, where the plan knows of them
 _SECTIONS = ("peak", "eager", "cost_report")
@@ -56,10 +56,10 @@ _SECTIONS = ("peak", "eager", "cost_report")
 def written(plan: Contents) -> str:
     """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
     entries = _entries(plan)
-    graph, seal = entries.pop("graph"), entries.pop(_SEAL)
+    graph, seal = entries.pop("graph"), entries.pop(SEAL)
     lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
     lines.append('"graph": [\n' + ",\n".join(map(json.dumps, graph)) + "\n]")
-    lines.append(f'"{_SEAL}": "{seal}"')
+    lines.append(f'"{SEAL}": "{seal}"')
     return "{" + ",\n".join(lines) + "}\n"
 
 
@@ -73,18 +73,12 @@ def _entries(plan: Contents) -> dict[str, Any]:
     entries |= {"algebra": [report.rows() for report in plan.algebra]} if plan.algebra else {}
     entries |= {"first_steps": [_entries(each) for each in plan.first_steps]} if plan.first_steps else {}
     entries["graph"] = to_text(plan.graph).splitlines()
-    return entries | {_SEAL: _checksum(entries)}
+    return entries | {SEAL: checksum(entries)}
 
 
 def read(text: str) -> Contents:
     """What a JSON text holds, checked. Raises FormatError and CheckError, see `Plan.from_json`."""
-    try:
-        data = json.loads(text, object_pairs_hook=fields.without_repeats, parse_int=_integer)
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:  # truncated, not JSON, or nested or numbered beyond reason
-        raise FormatError(f"plan: expected a whole JSON text: {error}") from error
-    return _read(data)
+    return _read(fields.parsed("plan", text, parse_int=_integer))
 
 
 def _read(data: Any) -> Contents:
@@ -129,7 +123,7 @@ def _check_format(data: Any) -> None:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    known = {"format", "version", "provenance", "graph", *_TIMES, "first_steps", "algebra", _SEAL}
+    known = {"format", "version", "provenance", "graph", *_TIMES, "first_steps", "algebra", SEAL}
     fields.check_fields("plan", data, known | {*_TEXTS, *_PROMISES, *_PER_NODE, *_SECTIONS})
 
 
@@ -140,18 +134,12 @@ def _first_steps(data: dict[str, Any]) -> tuple[Contents, ...]:
     return tuple(map(_read, entries))
 
 
-def _checksum(entries: dict[str, Any]) -> str:
-    """Of all fields of a plan but this one, however they are set out."""
-    sealed = {name: entry for name, entry in entries.items() if name != _SEAL}
-    return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
-
-
 def _check_true(plan: Contents, data: dict[str, Any]) -> None:
     """Raises FormatError for promises that are not so, and for a file that is not as it was written."""
     if complaint := untrue_promise(plan):
         raise FormatError(f"plan: {complaint}")
-    if fields.string("plan", data, _SEAL) != _checksum(data):
-        raise FormatError(f"plan: expected the file as it was written, got one whose {_SEAL!r} is another's: make the plan again")
+    if fields.string("plan", data, SEAL) != checksum(data):
+        raise FormatError(f"plan: expected the file as it was written, got one whose {SEAL!r} is another's: make the plan again")
 
 
 def _integer(digits: str) -> int:

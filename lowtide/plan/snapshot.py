@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from lowtide.base import fields
-from lowtide.base.messages import bytes_text
+from lowtide.base.messages import bytes_text, op_text
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.operators.nodes import is_transfer
@@ -128,6 +128,17 @@ class LiveTensor:
     def module(self) -> str:
         """The path of the module that makes it, "" where none does."""
         return "" if self.source is None else self.source.module
+
+    @property
+    def dtype_and_shape(self) -> str:
+        """Dtype and shape as text: "float32[64, 10]"."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def made_by(self) -> str:
+        """The operator and where, "gelu of blocks.0.mlp, model.py:12"; "the caller" of an input."""
+        where = source_text(self.source)
+        return f"{op_text(self.op)}{f' of {where}' if where else ''}" if self.op else "the caller"
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class AlikeItems(Generic[T]):
     @property
     def spec(self) -> str:
         """Dtype and shape, "float32[4, 32]", with the count of several: "12 x float32[4, 32]"."""
-        texts = {f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]" for tensor in self.tensors}
+        texts = {tensor.dtype_and_shape for tensor in self.tensors}
         if len(texts) > 1:
             return f"{len(self.tensors)} of several shapes"
         return texts.pop() if len(self.tensors) == 1 else f"{len(self.tensors)} x {texts.pop()}"
@@ -69,6 +69,11 @@ def alike(items: Iterable[T], tensor_of: Callable[[T], LiveTensor], key: Callabl
         by_key[tensor.op, pattern(tensor.module if tensor.op else tensor.name), key(tensor, item)].append(item)
     groups = [AlikeItems(tuple(members), tuple(map(tensor_of, members))) for members in by_key.values()]
     return sorted(groups, key=lambda group: -group.nbytes)
+
+
+def alike_at(snapshot: Snapshot) -> list[AlikeItems[LiveTensor]]:
+    """What stands at a step, those of repeated blocks together."""
+    return alike(snapshot.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
 
 
 def pattern(path: str) -> str:
@@ -100,10 +105,8 @@ def table(plan: Contents, most: int | None = None) -> str:
 
 
 def _row(tensor: LiveTensor) -> tuple[str, ...]:
-    where = source_text(tensor.source)
-    made_by = f"{op_text(tensor.op)}{f' of {where}' if where else ''}" if tensor.op else "the caller"
-    shape = f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-    return bytes_text(tensor.nbytes), tensor.name, shape, tensor.kind.value, f"{tensor.start} to {tensor.end}", made_by
+    steps = f"{tensor.start} to {tensor.end}"
+    return bytes_text(tensor.nbytes), tensor.name, tensor.dtype_and_shape, tensor.kind.value, steps, tensor.made_by
 
 
 _LINES = 6
@@ -233,7 +236,7 @@ def one_line(plan: Contents) -> str:
 def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False) -> list[str]:
     """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
     lines = [snapshot_line(snapshot, again)]
-    groups = alike(snapshot.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
+    groups = alike_at(snapshot)
     lines += [_tensor_line(group) for group in groups[:most]]
     if snapshot.workspace_bytes:
         lines.append(f"{bytes_text(snapshot.workspace_bytes):>14}  workspace of {op_text(snapshot.op)}")

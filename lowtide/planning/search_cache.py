@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base import fields
+from lowtide.base.fields import SEAL, checksum
 from lowtide.base.files import locked, read_utf8, write_whole
 from lowtide.base.folders import directory, warn_not_cached
 from lowtide.base.solver_text import described
@@ -115,14 +116,14 @@ class SearchCache:
             "points": [[point.problem, len(point.sequence)] for point in points],
             "sequences": _packed([point.sequence for point in points]),
         }
-        return json.dumps(data | {"checksum": checksum(data)})
+        return json.dumps(data | {SEAL: checksum(data)})
 
     def _parsed(self, text: str) -> dict[str, Any]:
         """The fields of the file, of this key and as they were written. Raises ValueError."""
         data = json.loads(text)
         if not isinstance(data, dict) or (data.get("format"), data.get("version"), data.get("key")) != (_FORMAT, _VERSION, self.key):
             raise FormatError(f"{_WHERE}: expected a file of this program")
-        if data.pop("checksum", None) != checksum(data):
+        if data.pop(SEAL, None) != checksum(data):
             raise FormatError(f"{_WHERE}: expected the file as it was written")
         if not all(isinstance(data.get(name), list) for name in ("orders", "done", "points")):
             raise FormatError(f"{_WHERE}: expected lists of orders, searches and points")
@@ -212,11 +213,6 @@ def _pairs(one: Any, other: Sequence[Any]) -> list[tuple[Any, Any]]:
     if not isinstance(one, list) or len(one) != len(other):
         raise FormatError(f"{_WHERE}: expected {len(other)} entries")
     return list(zip(one, other, strict=True))
-
-
-def checksum(data: dict[str, Any]) -> str:
-    """Of a JSON object, in whatever order its fields are."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def _let_go(folder: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lowtide.base import fields
+from lowtide.base.fields import SEAL, checksum
 from lowtide.cost.measures import Measures
 from lowtide.errors import CheckError, FormatError, LowtideError
 from lowtide.ir.check.graph_check import check_order
@@ -30,7 +31,6 @@ from lowtide.plan.plan import program_hash
 from lowtide.planning.candidate import Candidate, equal_graphs
 from lowtide.planning.replan import of_another_program
 from lowtide.planning.request import Request
-from lowtide.planning.search_cache import checksum
 from lowtide.ranges.candidate import Ranged, same_everywhere
 from lowtide.ranges.family import Member, PlanFamily, in_order, in_sequence
 from lowtide.ranges.planner import RangePlanner
@@ -39,7 +39,6 @@ from lowtide.rewrite.rewritings import rewritten_with
 
 FORMAT, _VERSION = "lowtide.range", 1
 _WHERE = "plans of a range"
-_SEAL = "checksum"
 _MOST_CHARACTERS = 2**28
 T = TypeVar("T")
 
@@ -104,22 +103,17 @@ class WrittenRange:
         """As text. The same plans give the same text."""
         data = {"format": FORMAT, "version": _VERSION} | asdict(self)
         finite = json.loads(json.dumps(data), parse_constant=lambda _: None)  # JSON has no infinity
-        return json.dumps(finite | {_SEAL: checksum(finite)}, allow_nan=False) + "\n"
+        return json.dumps(finite | {SEAL: checksum(finite)}, allow_nan=False) + "\n"
 
 
 def read_range(text: str) -> WrittenRange:
     """What `to_json` wrote; nothing in it is executed. Raises FormatError for any other text."""
     if len(text) > _MOST_CHARACTERS:
         raise FormatError(f"{_WHERE}: expected at most {_MOST_CHARACTERS:,} characters, got {len(text):,}")
-    try:
-        data = json.loads(text, object_pairs_hook=fields.without_repeats, parse_constant=lambda _: None)
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{_WHERE}: expected a whole JSON text: {error}") from error
+    data = fields.parsed(_WHERE, text, parse_constant=lambda _: None)
     _check_format(data)
-    if fields.string(_WHERE, data, _SEAL) != checksum({name: item for name, item in data.items() if name != _SEAL}):
-        raise FormatError(f"{_WHERE}: expected the file as it was written, got one whose {_SEAL!r} is another's: save it again")
+    if fields.string(_WHERE, data, SEAL) != checksum(data):
+        raise FormatError(f"{_WHERE}: expected the file as it was written, got one whose {SEAL!r} is another's: save it again")
     torch, lowtide, device = (fields.string(_WHERE, data, name) for name in ("torch", "lowtide", "device"))
     memory_bytes, latency = data.get("memory_bytes"), data.get("latency")
     if memory_bytes is not None:
@@ -141,7 +135,7 @@ def _check_format(data: Any) -> None:
         raise FormatError(f'{_WHERE}: expected a JSON object with "format": "{FORMAT}"{more}')
     if fields.integer(_WHERE, data, "version") != _VERSION:
         raise FormatError(f"{_WHERE}: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plans again")
-    known = {"format", "version", "torch", "lowtide", "device", "granule_bytes", "memory_bytes", "latency", "parts", _SEAL}
+    known = {"format", "version", "torch", "lowtide", "device", "granule_bytes", "memory_bytes", "latency", "parts", SEAL}
     fields.check_fields(_WHERE, data, known)
 
 

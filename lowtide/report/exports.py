@@ -10,12 +10,10 @@ makes is allocated and freed where greedy placement puts it.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from lowtide.base.files import write_whole
@@ -23,7 +21,7 @@ from lowtide.base.messages import bytes_text, op_text
 from lowtide.ir.graph import Node, Source
 from lowtide.ir.operators.nodes import begins_collective
 from lowtide.ir.operators.row import LOAD, STORE
-from lowtide.placement.picture import check_picture
+from lowtide.placement.picture import check_picture, save_figure
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import LiveTensor, kind_text
 from lowtide.report.chart import Course, begins, has_times, placed, rows_of
@@ -157,7 +155,6 @@ def _blocks(left: Sequence[tuple[int, LiveTensor]], end: int) -> Iterator[dict[s
 
 
 _INCHES = (9, 4)
-_DPI = 150
 _MIB = 2**20
 _COLOURS = {
     "parameter": "#6e7781", "buffer": "#8c959f", "state": "#afb8c1", "input": "#9a6700", "constant": "#bf8700", "activation": "#0969da",
@@ -193,6 +190,4 @@ def save_picture(plan: Contents, path: str | os.PathLike[str]) -> None:
     axes.set(xlabel="milliseconds" if by_time else "step", ylabel="MiB", xlim=(0, None), ylim=(0, None))
     axes.set_title(f"peak {bytes_text(plan.peak_bytes)} of {bytes_text(plan.eager_peak_bytes)} in eager PyTorch")
     axes.legend(frameon=False, fontsize="small")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=Path(path).suffix.lower().removeprefix("."), dpi=_DPI)
-    write_whole(path, drawn.getvalue())
+    save_figure(figure, path)

@@ -42,7 +42,8 @@ class Frontier:
 def tensor_rows(tensors: Sequence[LiveTensor]) -> list[list[object]]:
     """For the page's script: name, bytes, kind, dtype and shape, origin, first step, end (exclusive)."""
     return [
-        [_short(each.name), each.nbytes, each.kind.value, dtype_and_shape(each), origin(each), each.start, each.end] for each in tensors
+        [_short(each.name), each.nbytes, each.kind.value, each.dtype_and_shape, _short(each.made_by), each.start, each.end]
+        for each in tensors
     ]
 
 
@@ -52,26 +53,16 @@ def step_rows(course: Course) -> list[list[object]]:
     return [[op_text(node.op), _short(source_text(node.source)), nbytes] for node, nbytes in pairs]
 
 
-def dtype_and_shape(tensor: LiveTensor) -> str:
-    """As text: "float32[64, 10]"."""
-    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-
-
-def origin(tensor: LiveTensor) -> str:
-    where = source_text(tensor.source)
-    return _short(f"{op_text(tensor.op)}{f' of {where}' if where else ''}" if tensor.op else "the caller")
-
-
 def largest(course: Course) -> list[tuple[str, ...]]:
     """The tensors of most bytes, as a table shows them."""
     return [
         (
             bytes_text(each.nbytes),
             _short(each.name),
-            dtype_and_shape(each),
+            each.dtype_and_shape,
             kind_text(each.kind),
             _steps(each.start, each.end),
-            origin(each),
+            _short(each.made_by),
         )
         for each in course.tensors[:_MOST_ROWS]
     ]
@@ -90,8 +81,8 @@ def _eviction(each: Eviction) -> tuple[str, ...]:
     cost = "; ".join(filter(None, (runs, moved)))
     return (
         bytes_text(each.tensor.nbytes),
-        dtype_and_shape(each.tensor),
-        origin(each.tensor),
+        each.tensor.dtype_and_shape,
+        _short(each.tensor.made_by),
         each.how,
         away,
         "yes" if each.at_peak else "no",
@@ -174,7 +165,7 @@ def page(plan: Contents, title: str = "") -> str:
     course = Course.of(plan)
     charts, scale = _charts(plan, course)
     at = begins(course.timeline, scale.by_time)
-    text: str = _template().render(
+    text: str = _template("plan.html").render(
         title=title or "A step's memory",
         line=one_line(plan),
         figures=_figures(plan),
@@ -197,13 +188,12 @@ def page(plan: Contents, title: str = "") -> str:
 
 
 @cache
-def _template() -> Any:
+def _template(name: str) -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only those who want a page wait for it
 
     loader = FileSystemLoader(Path(__file__).parent / "pages", encoding="utf-8")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(
-        "plan.html"
-    )
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return pages.get_template(name)
 
 
 def _charts(plan: Contents, course: Course) -> tuple[list[Chart], Scale]:
@@ -248,3 +238,8 @@ def _data(course: Course, at: list[float]) -> dict[str, Any]:
         "steps": step_rows(course),
         "tensors": tensor_rows(course.tensors),
     }
+
+
+def needs_page(title: str, headline: str, kinds: str, rows: Sequence[Sequence[str]], assumed: str) -> str:
+    """What a model needs, as a page; all texts are escaped."""
+    return str(_template("needs.html").render(title=title, headline=headline, kinds=kinds, rows=rows, assumed=assumed))

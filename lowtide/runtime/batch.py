@@ -14,6 +14,7 @@ from torch._C import _dispatch_keys
 from lowtide.errors import BatchError, CaptureError, FormatError
 from lowtide.ir import tree
 from lowtide.ir.result_specs import same_strides
+from lowtide.ir.sizes import reach
 from lowtide.runtime.caller import describe
 from lowtide.runtime.plain import BESIDE_AUTOGRAD, dispatched, is_differentiated, refuse_surroundings, unlike_plain
 
@@ -44,11 +45,6 @@ class TensorSpecs:
 
 def _plain_keys(dtype: torch.dtype) -> int:
     return dispatched(torch.empty(0, dtype=dtype, device="cpu"))
-
-
-def reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from a tensor's first to its last, both included."""
-    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 # By tensor of a batch its shape and strides; behind them, where there are any, the places of what are no tensors.

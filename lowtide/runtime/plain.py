@@ -14,6 +14,7 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from lowtide.errors import BatchError
+from lowtide.ir.sizes import reach
 
 _NO_MEMORY_OF_ITS_OWN = ("meta",)
 _PARAMETERS = (torch.nn.Parameter,)
@@ -105,7 +106,6 @@ def _remedy(tensor: torch.Tensor) -> str:
 def _without_memory(tensor: torch.Tensor) -> tuple[str, str] | None:
     if tensor.device.type in _NO_MEMORY_OF_ITS_OWN or not tensor.numel():
         return None
-    last = tensor.storage_offset() + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    if (last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+    if (tensor.storage_offset() + reach(tensor.shape, tensor.stride())) * tensor.element_size() > tensor.untyped_storage().nbytes():
         return "a tensor whose memory was let go", "pass one that has its numbers"
     return None

@@ -17,8 +17,8 @@ import torch
 
 from lowtide.base import places
 from lowtide.base.places import Position
-from lowtide.ir.graph import Graph, Kind, Slot, Value
-from lowtide.runtime.caller import Caller, looks_like
+from lowtide.ir.graph import Graph, Kind, Slot
+from lowtide.runtime.caller import Caller, layout_of, looks_like
 from lowtide.runtime.caller_state import CallerState, Location, Reads
 from lowtide.runtime.tokens import Identity, Token, Tokens
 from lowtide.runtime.watch import ContentWatch, Watch
@@ -36,7 +36,7 @@ class SettingsCheck:
         """The check for the inputs of a graph, which `slots` hold."""
         pairs = [(slot, value) for value, slot in zip(graph.inputs, slots, strict=True) if slot.table == "group"]
         numbers = tuple(slot for slot, value in pairs if value.storage.kind is Kind.SCALAR)
-        return cls(numbers, tuple((slot, _look(value)) for slot, value in pairs if value.storage.kind is not Kind.SCALAR))
+        return cls(numbers, tuple((slot, layout_of(value)) for slot, value in pairs if value.storage.kind is not Kind.SCALAR))
 
     def hold(self, read: Callable[[Slot], Any]) -> bool:
         """Whether what `read` finds in the slots now is of the same sort."""
@@ -47,10 +47,6 @@ class SettingsCheck:
             if not isinstance(item, torch.Tensor) or not looks_like(item, layout):
                 return False
         return True
-
-
-def _look(value: Value) -> tuple[Any, ...]:
-    return value.shape, value.stride, getattr(torch, value.dtype), torch.device(value.storage.device)
 
 
 class BesideWatch:

@@ -30,7 +30,6 @@ class SplitCandidate:
     """A region, and why it is one."""
 
     region: SplitSet
-    score_bytes: float  # equation 4, of the dominated set that it came of
     saved_bytes: int  # at the peak, by two parts: half of what it makes and nobody else reads
 
 
@@ -47,7 +46,7 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
     """Sets to split where so many bytes of these storages stand at a peak. Raises CheckError for symbolic sizes."""
     candidates: dict[tuple[int, int], SplitCandidate] = {}
     visits = 0
-    for score, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
+    for _, anchor, dim, places in sorted(_wanted(regions, hot, levels), key=lambda each: (-each[0], len(each[3]), each[3][:1]))[:most]:
         cost = 4 * (places[-1] - places[0] + 1)
         if visits + cost > _MOST_VISITS and visits:
             continue
@@ -55,7 +54,7 @@ def candidates_of(regions: Regions, hot: Mapping[Storage, int], *, levels: int =
         for fine in (False, True):
             region = regions.around(anchor, dim, places, fine=fine)
             if region is not None and (region.component, region.bits) not in candidates:
-                candidates[region.component, region.bits] = SplitCandidate(region, score, _saved_bytes(regions, region, hot))
+                candidates[region.component, region.bits] = SplitCandidate(region, _saved_bytes(regions, region, hot))
     return tuple(candidates.values())
 
 

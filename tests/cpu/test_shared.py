@@ -12,8 +12,8 @@ import lowtide
 from lowtide.cpu.library import team
 from lowtide.cpu.network import StagedBody, network_of
 from lowtide.cpu.networks import placed
+from lowtide.cpu.source import by_columns
 from lowtide.cpu.stages import Product, Windows
-from lowtide.cpu.text import by_columns
 from lowtide.ir.bodies import Region, is_region
 
 

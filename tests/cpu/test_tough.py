@@ -71,7 +71,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache for libraries; networks that this process has opened are forgotten."""
     monkeypatch.setattr(built, "directory", lambda: tmp_path)
     made._built.cache_clear()
-    made._warn_once.cache_clear()
+    monkeypatch.setattr("lowtide.base.folders._warned", set())
     return tmp_path
 
 

@@ -14,8 +14,8 @@ from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError, CheckError, ShapeError
 from lowtide.ir.shapes.points import at
 from lowtide.planning.request import Budget
+from lowtide.ranges.family import MOST, JudgedSequences
 from lowtide.ranges.planner import RangePlanner
-from lowtide.ranges.pool import MOST, JudgedSequences
 from tests.planned import plan
 from tests.planning.networks import REQUEST
 from tests.planning.ranged_networks import BATCHES, LENGTHS, branches, network, ranged

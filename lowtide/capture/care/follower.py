@@ -35,9 +35,8 @@ from lowtide.base.places import (
     referred,
     static_attribute,
 )
-from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, differ, is_constant, is_plain, moves, pieces, put_back
+from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, MovingObjects, differ, is_constant, is_plain, moves, pieces, put_back
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
-from lowtide.capture.care.movement import MovingObjects
 from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import undoing

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from itertools import count
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture.care.turns import listed, placed, undoing
+from lowtide.capture.care.turns import during, listed, placed, undoing
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
@@ -65,14 +65,9 @@ def untouched_randomness() -> Iterator[None]:
             )
 
 
-@contextmanager
-def known_generators(generators: Iterable[torch.Generator]) -> Iterator[None]:
+def known_generators(generators: Iterable[torch.Generator]) -> AbstractContextManager[None]:
     """What is captured inside draws from these generators of its own, or is refused: others it would make anew in each step."""
-    token = _known.set(tuple(generators))
-    try:
-        yield
-    finally:
-        _known.reset(token)
+    return during(_known, tuple(generators))
 
 
 def which(generator: torch.Generator) -> int:

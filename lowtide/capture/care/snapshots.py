@@ -1,4 +1,8 @@
-"""Modules as they were before a program ran: what it changes in them and no graph could follow is refused."""
+"""Modules as they were before a program ran: what it changes in them and no graph could follow is refused.
+
+But for tables that a forward fills with what follows from the model alone. A captured call leaves such a table as it is: each one finds
+what the captured one found, and gives what eager PyTorch gives from there.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from inspect import getattr_static
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT
 from lowtide.capture.care.contents import pieces, put_back
-from lowtide.capture.care.memos import OfCall, is_memo
 from lowtide.capture.care.reads import HOOKS, AttributeReads, refusal
+from lowtide.capture.draft import Draft
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import is_followed
 from lowtide.capture.results import holds_fakes, is_number
+from lowtide.ir.graph import Kind, Value
+from lowtide.ir.operators.nodes import is_random
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 
@@ -112,3 +119,23 @@ def _alike(one: Any, two: Any) -> bool:
         return bool(one == two)
     except Exception:  # of whatever class they are
         return False
+
+
+OfCall: TypeAlias = Callable[[torch.Tensor], bool]  # whether a tensor follows from more than the model
+
+
+def of_call(draft: Draft) -> OfCall:
+    """Whether a tensor of the program follows from the batch, from a draw, or from what was written on the way."""
+    varying: set[Value] = {value for value in draft.inputs if value.storage.kind is Kind.INPUT}
+    for node in draft.nodes:
+        if is_random(node) or node.writes or any(value in varying for value in node.inputs):
+            varying.update(node.results)
+            varying.update(after for _, after in node.writes)
+    return lambda tensor: draft.value(tensor) in varying
+
+
+def is_memo(before: Any, now: Any, follows: OfCall) -> bool:
+    """Whether a table has gained entries alone, tensors that follow from the model."""
+    if type(before) is not dict or any(now.get(key, now) is not item for key, item in before.items()):
+        return False
+    return all(isinstance(item, FakeTensor) and not follows(item) for key, item in now.items() if key not in before)

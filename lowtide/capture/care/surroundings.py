@@ -1,6 +1,7 @@
 """What a program can reach beside its model: variables and globals of its functions, containers and objects in them or in its batch.
 
-A capture that fails puts them back as they were. Found are those that the functions name; what is reached in other ways is not.
+A capture that fails puts them back as they were. Found are those that the functions name; what is reached in other ways is not. An
+optimizer's settings are put back after every capture: a program that changes them itself is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,7 +27,9 @@ from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import is_stand_in
 from lowtide.capture.sources import is_library, is_users
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.kernels.optimizers import each_of
 
 _MOST = 20_000  # objects that are looked at
 _CONTAINERS = (list, dict, set, collections.deque)
@@ -196,3 +199,40 @@ def _of_object(item: Any) -> Iterator[Callable[[], None]]:
         yield functools.partial(put_back, own, dict(own))
     if isinstance(item, _CONTAINERS):
         yield functools.partial(put_back, item, pieces(item))
+
+
+_Copied: TypeAlias = "list[tuple[dict[str, Any], dict[str, Any], list[Any]]]"  # each group, its settings and its parameters
+
+
+@contextmanager
+def settings_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Raise CaptureError where what runs inside changes a setting (a scheduler's `step()`), which is put back whatever happens."""
+    copies = [
+        (each.param_groups, [(group, dict(group), list(group["params"])) for group in each.param_groups]) for each in each_of(optimizer)
+    ]
+    try:
+        yield
+        if (changed := next(filter(None, (_changed(*each) for each in copies)), None)) is not None:
+            raise CaptureError(
+                f"loss() or after_backward() changes the optimizer's {changed}, which would be done once, in the capture: do it "
+                "between steps (`scheduler.step()` before step(...) for a rate that this step uses, behind it for the next one's)"
+            )
+    finally:
+        for groups, before in copies:
+            groups[:] = [group for group, _, _ in before]
+            for group, settings, parameters in before:
+                group.clear()
+                group.update(settings)
+                group["params"][:] = parameters
+
+
+def _changed(groups: list[dict[str, Any]], before: _Copied) -> str | None:
+    """What is not as it was, in words."""
+    if len(groups) != len(before) or any(len(group["params"]) != len(parameters) for group, _, parameters in before):
+        return "groups of parameters"
+    for group, settings, _ in before:
+        for key in (*settings, *(key for key in group if key not in settings)):
+            old, new = settings.get(key), group.get(key)
+            if old is not new and (isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) or repr(old) != repr(new)):
+                return f"{key!r} ({old!r} to {new!r})"
+    return None

@@ -2,6 +2,9 @@
 
 How to undo a change is written down before the change is made, and is done at the end whatever happens: an interrupt may come between any
 two lines, also between those that enter a `with` and those that leave it.
+
+An interrupt comes to Python at the next bytecode, which after a while in C++ is often the first one of a function that can hand on no
+exception. Raised there it would end the process, or be lost: it comes a moment later.
 """
 
 from __future__ import annotations
@@ -10,12 +13,16 @@ import contextlib
 import contextvars
 import functools
 import os
+import signal
 import sys
 import threading
+import time
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -121,6 +128,16 @@ def listed(items: list[T], item: T) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def during(variable: ContextVar[T], item: T) -> Iterator[None]:
+    """What runs inside finds this in a variable of its context."""
+    token = variable.set(item)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 def for_this_thread(own: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is `own` where this thread calls it and `others` where another does."""
     thread, ident = threading.get_ident(), threading.get_ident
@@ -179,3 +196,48 @@ def _modes_of_torch() -> Undo:
             vars(dispatching).update(flags)
 
     return put_back
+
+
+_HAND_ON_NONE = {
+    "find_torch_dispatch_rule",  # of torch/_library/simple_registry.py: C++ asks it at each call under a mode, and ends the process
+    "_note_end",  # of draft.py, the callback of a weak reference: Python prints what it raises
+}
+_DEPTH = 4  # of the calls that they make
+_LATER_S = 0.001
+
+
+@contextmanager
+def interrupts_that_can_be_taken() -> Iterator[None]:
+    """While this lasts, Ctrl-C reaches the caller's own handler where an exception can go up from there."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+
+    def later_or_now(number: int, frame: FrameType | None) -> None:
+        if _hands_on_none(frame):
+            start_new_thread(_interrupt_later, ())  # threading's own threads are waited for, and interrupted meanwhile
+        else:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, later_or_now)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is later_or_now:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt_later() -> None:
+    time.sleep(_LATER_S)
+    interrupt_main()
+
+
+def _hands_on_none(frame: FrameType | None) -> bool:
+    for _ in range(_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code.co_name in _HAND_ON_NONE:
+            return True
+        frame = frame.f_back
+    return False

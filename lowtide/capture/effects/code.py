@@ -1,7 +1,8 @@
 """Functions of the user's that run from their own source, with calls in the places of expressions that Python answers in C.
 
 Such are texts and conversions of numbers that only the running step knows, and questions for the class of what stands for a number, a
-tensor or a container.
+tensor or a container: `f"{loss.item():.3f}"`, `"%.3f" % x`, `"{}".format(x)`, `", ".join(...)`; `float(loss)`, `int(count)`, `str(x)`. What
+these give is an expression that each step computes again. What has no such numbers is what it was.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import itertools
 import linecache
+import operator
+import re
+import string
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +25,93 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.capture.care.names import codes
-from lowtide.capture.effects import texts
-from lowtide.capture.effects.conversions import NAMES, converted
+from lowtide.capture.effects.sums import NumberExpression, Term, is_term, numbers_in, text_of, whole
+from lowtide.capture.results import is_number
+
+NAMES = ("float", "int", "str")
+
+
+def converted(kind: Any, *args: Any, **options: Any) -> Any:
+    """What such a type makes of a number of the step, or of a size; all else is called as it is."""
+    if len(args) != 1 or options or kind not in (float, int, str):
+        return kind(*args, **options)
+    (item,) = args
+    if kind is str:
+        return text_of(str, item)
+    if isinstance(item, (torch.SymInt, torch.SymFloat)):
+        return torch.sym_float(item) if kind is float else torch.sym_int(item)
+    number = number_of(item)
+    if is_number(number) and (is_term(number) or not isinstance(number, Term)) and number.kind is kind:
+        return number
+    if not is_term(number):
+        return kind(number)
+    return NumberExpression(float, (number,)) if kind is float else whole(int, number)
+
+
+def number_of(item: Any) -> Any:
+    """What `item()` of a tensor gives that the step computes; all else is itself."""
+    return item.item() if issubclass(type(item), FakeTensor) else item
+
+
+_AS_SHOWN: dict[int, Callable[[Any], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
+_FIELD = re.compile(r"%[#0\- +]*\d*(?:\.\d+)?[hlL]?([a-zA-Z%])")
+
+
+def formatted(value: Any, conversion: int, spec: Any) -> Any:
+    """`f"{value!r:>8}"`."""
+    if conversion in _AS_SHOWN:
+        value = text_of(_AS_SHOWN[conversion], value)
+    elif issubclass(type(value), FakeTensor) and not value.dim():
+        value = number_of(value)
+    return format(value, spec) if str(spec).endswith("c") else text_of(format, value, spec)  # `c` fails for some numbers
+
+
+def joined(*pieces: Any) -> Any:
+    """Texts one behind the other."""
+    return text_of(_filled, "%s" * len(pieces), *pieces)
+
+
+def modulo(one: Any, two: Any) -> Any:
+    """`"%.3f" % x`, and the remainder of numbers."""
+    values = two if type(two) is tuple else (two,)
+    if type(one) is not str or not any(is_term(each) or type(each) is FakeTensor for each in (*values, *numbers_in(values))):
+        return operator.mod(one, two)
+    letters = [each for each in _FIELD.findall(one) if each != "%"]
+    if len(letters) != len(values):
+        return operator.mod(one, two)
+    values = tuple(each if letter in "sra" else number_of(each) for letter, each in zip(letters, values, strict=True))
+    fractions = {letter for letter, each in zip(letters, values, strict=True) if is_term(each) and each.kind is float}
+    if fractions - {*"sradiueEfFgG"}:  # fails for some
+        return operator.mod(one, two)
+    values = tuple(whole(int, each) if letter in "diu" and is_term(each) else each for letter, each in zip(letters, values, strict=True))
+    return text_of(_filled, one, *values)
+
+
+def _filled(template: str, *values: Any) -> str:
+    return template % values
+
+
+def called(item: Any, name: str, /, *args: Any, **named: Any) -> Any:
+    """A method of a text, or one of that name of anything else."""
+    if type(item) is str and name == "format":
+        return _from_template(item, args, named, itertools.count())
+    if type(item) is str and len(args) == 1 and not named:
+        pieces = [*args[0]]
+        args = (pieces,)
+        if any(is_term(each) for each in pieces):
+            return joined(*[each for piece in pieces for each in (item, piece)][1:])
+    return getattr(item, name)(*args, **named)
+
+
+def _from_template(template: str, args: Sequence[Any], named: Mapping[str, Any], numbers: Iterator[int]) -> Any:
+    formatter, pieces = string.Formatter(), list[Any]()
+    for literal, name, spec, conversion in formatter.parse(template):
+        pieces.append(literal)
+        if name is not None:
+            name = f"{next(numbers)}{name}" if name[:1] in ("", ".", "[") else name
+            value, _ = formatter.get_field(name, args, named)
+            pieces.append(formatted(value, ord(conversion or "\0"), _from_template(spec or "", args, named, numbers)))
+    return joined(*pieces)
 
 
 def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]], None], named: set[str] | None = None) -> None:
@@ -55,8 +145,7 @@ def _asking(item: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"\0{each.__name__}": each
-    for each in (_type, _class, _asking, converted, functools.partial, texts.formatted, texts.joined, texts.modulo, texts.called)
+    f"\0{each.__name__}": each for each in (_type, _class, _asking, converted, functools.partial, formatted, joined, modulo, called)
 }
 
 
@@ -89,15 +178,15 @@ class _TextRewriter(_ClassRewriter):
     """And in the places of expressions that make texts, and of conversions."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
-        return _call(texts.joined, node, *(self.visit(each) for each in node.values))
+        return _call(joined, node, *(self.visit(each) for each in node.values))
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
         self.generic_visit(node)
-        return _call(texts.formatted, node, node.value, ast.Constant(node.conversion), node.format_spec or ast.Constant(""))
+        return _call(formatted, node, node.value, ast.Constant(node.conversion), node.format_spec or ast.Constant(""))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
-        return _call(texts.modulo, node, node.left, node.right) if isinstance(node.op, ast.Mod) else node
+        return _call(modulo, node, node.left, node.right) if isinstance(node.op, ast.Mod) else node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         visited = super().visit_Call(node)
@@ -107,7 +196,7 @@ class _TextRewriter(_ClassRewriter):
             node.args[0] = _call(functools.partial, node, ast.Constant("\0converted"), node.args[0])
         if visited is not node or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("format", "join"):
             return visited
-        return _call(texts.called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
+        return _call(called, node, node.func.value, ast.Constant(node.func.attr), *node.args, keywords=node.keywords)
 
 
 def _handed_on(node: ast.expr) -> ast.expr:

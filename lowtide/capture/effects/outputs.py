@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
+from lowtide.capture.care.names import is_read
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import module_views, seen
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
@@ -32,12 +33,10 @@ from lowtide.capture.effects.containers import KINDS, Container, EffectLog, Stal
 from lowtide.capture.effects.operands import NumberOperands
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
-from lowtide.capture.effects.variables import is_read
 from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
-T = TypeVar("T")
 Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
 _active: list[OutputRecorder] = []  # one at a time, as captures are

@@ -16,12 +16,11 @@ from torch import nn
 
 from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care import surroundings
+from lowtide.capture.care.names import Positions
 from lowtide.capture.care.turns import undoing
 from lowtide.capture.care.views import lying_in, seen
-from lowtide.capture.effects.code import rewrite
+from lowtide.capture.effects.code import NAMES, rewrite
 from lowtide.capture.effects.containers import KINDS
-from lowtide.capture.effects.conversions import NAMES
-from lowtide.capture.effects.variables import Positions
 from lowtide.capture.sources import is_users
 
 LARGEST = 1000  # items of a container among which others are looked for

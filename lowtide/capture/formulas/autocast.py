@@ -8,7 +8,6 @@ whether autocast is on, as all above it is switched off there; so that is noted 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.capture.calls import tensors_in
+from lowtide.capture.care.turns import during
 from lowtide.capture.formulas.dispatch import formula, has_formula
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -57,17 +57,8 @@ def _computes(op: OpOverload) -> bool:
 def _noted(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if not torch._C._is_any_autocast_enabled():
         return op(*args, **kwargs)
-    with _noting(op):
+    with during(_under_autocast, op):
         return op(*args, **kwargs)
-
-
-@contextmanager
-def _noting(op: OpOverload | None) -> Iterator[None]:
-    token = _under_autocast.set(op)
-    try:
-        yield
-    finally:
-        _under_autocast.reset(token)
 
 
 def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Callable[[], Any] | None:
@@ -82,7 +73,7 @@ def calls_within(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     def kernel() -> Any:
         # where autograd is passed by, composite operators would come here whole
-        with _noting(None), torch.no_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
+        with during(_under_autocast, None), torch.no_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
             return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
     def cast() -> Any:

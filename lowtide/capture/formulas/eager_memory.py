@@ -6,8 +6,8 @@ of two branches that a captured program computes, eager computes one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from lowtide.capture.care.turns import during
 from lowtide.capture.draft import Draft
 from lowtide.ir.graph import Node, Value
 
@@ -36,14 +37,9 @@ _NEAR = 8  # nodes: between a formula's zeros and what it writes there are views
 _rare: ContextVar[bool] = ContextVar("rare", default=False)
 
 
-@contextmanager
-def rarely() -> Iterator[None]:
+def rarely() -> AbstractContextManager[None]:
     """What is computed within, eager computes for rare data alone."""
-    token = _rare.set(True)
-    try:
-        yield
-    finally:
-        _rare.reset(token)
+    return during(_rare, True)
 
 
 def is_rare() -> bool:

@@ -62,7 +62,6 @@ class UndecidedError(CaptureError):
     """A decision that can be known once the step before has been taken."""
 
 
-Literal: TypeAlias = "int | float"
 Fact: TypeAlias = Guard | Branch  # both are asked `holds(read)`
 UNKNOWN = object()  # in the place of a number that follows from data
 

@@ -136,8 +136,7 @@ def tensor_paths(node: Node) -> Iterator[tuple[ArgumentPath, Value]]:
 def cut_by(node: Node, axis: Axis) -> Iterator[tuple[Value, int]]:
     """The values that an axis cuts, arguments and results, and where."""
     for path, dim in axis.sliced:
-        value = argument(node, path)
-        value = of_kind(Value, value)
+        value = of_kind(Value, argument(node, path))
         yield value, dim
     yield from ((value, role) for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
 

@@ -11,6 +11,7 @@ from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes import SUM, ArgumentPath, Axis, DimsByArgument, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
+from lowtide.ir.operators.views import without
 from lowtide.ir.sizes import ITEM_BYTES
 
 
@@ -71,8 +72,7 @@ def index_put(node: Node) -> Iterator[Axis]:
 
 def _indexed(node: Node) -> tuple[list[int], int, int] | None:
     """The dimensions that are looked up, the rank of the indices together, where they go in the result; None where a mask is among them."""
-    indices = node.args[1]
-    indices = of_kind(tuple, indices)
+    indices = of_kind(tuple, node.args[1])
     tensors = [each for each in indices if isinstance(each, Value)]
     if not tensors or any(each.dtype in ("bool", "uint8") for each in tensors):
         return None
@@ -83,15 +83,13 @@ def _indexed(node: Node) -> tuple[list[int], int, int] | None:
 
 def _indices_along(node: Node, dim: int) -> dict[Any, int]:
     """The indices that have a dimension, counted from the back."""
-    indices = node.args[1]
-    indices = of_kind(tuple, indices)
+    indices = of_kind(tuple, node.args[1])
     having = (at for at, each in enumerate(indices) if isinstance(each, Value) and len(each.shape) >= -dim and each.shape[dim] != 1)
     return {(1, at): dim for at in having}
 
 
 def _whole_mask(node: Node, value: Value) -> ArgumentPath | None:
-    indices = node.args[1]
-    indices = of_kind(tuple, indices)
+    indices = of_kind(tuple, node.args[1])
     only = indices[0] if len(indices) == 1 else None
     return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
 
@@ -138,15 +136,6 @@ def rows_added(node: Node) -> Iterator[Axis]:
     """table[n, width], numbers[n], index[k], rows[k, width]: a part of the table leaves out what is added to others."""
     yield from axis(node, {0: 0, 1: 0}, {0: 0})
     yield from axis(node, {0: 1, 3: 1}, {0: 1})
-
-
-def index_fill(node: Node) -> Iterator[Axis]:
-    """x, dim, index[..], number: not along `dim`."""
-    value, named = given(node, (0,)), node.args[1]
-    if value is not None and isinstance(named, int):
-        for dim in range(len(value.shape)):
-            if dim != named % len(value.shape):
-                yield from axis(node, {0: dim}, {0: dim})
 
 
 def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
@@ -209,7 +198,7 @@ ROWS = (
     Operator(name="aten.index_add_", moved_bytes=into_positions(adds=True)),
     Operator(name="aten.index_copy", axes=index_add),
     Operator(name="aten.index_copy_", moved_bytes=into_positions()),
-    Operator(name="aten.index_fill.int_Scalar", axes=index_fill),
+    Operator(name="aten.index_fill.int_Scalar", axes=without(1)),
     Operator(name="aten.take", moved_bytes=lookup_bytes),
     Operator(name="aten.masked_select.default", shaped_by=(1,)),
 )

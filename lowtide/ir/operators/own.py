@@ -29,7 +29,6 @@ from lowtide.ir.sizes import contiguous_stride, product
 NAMESPACE = "_c10d_functional"
 SUM, WAIT = f"{NAMESPACE}.all_reduce.default", f"{NAMESPACE}.wait_tensor.default"
 WAIT_APART = "lowtide.wait_for.default"
-LOAD = "lowtide.load_parts.default"
 GATHER, SCATTER = "lowtide.all_gather.default", f"{NAMESPACE}.reduce_scatter_tensor.default"
 READING = frozenset({GATHER, SCATTER, "lowtide.exchange.default"})  # those that read what they are given until they end
 

@@ -40,8 +40,7 @@ def named(position: int, *, default: int = -1) -> AxesRule:
         if value is None:
             return
         rank = len(value.shape)
-        dim_of = number(node, position, "dim", default)
-        dim_of = of_kind(int, dim_of)
+        dim_of = of_kind(int, number(node, position, "dim", default))
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]

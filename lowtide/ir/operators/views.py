@@ -64,8 +64,7 @@ def _extents(node: Node, position: int, *dims: int) -> tuple[ArgumentPath, ...]:
 
 
 def permute(node: Node) -> Iterator[Axis]:
-    order = node.args[1]
-    order = of_kind(tuple, order)
+    order = of_kind(tuple, node.args[1])
     for to, dim in enumerate(order):
         dim = of_kind(int, dim)
         yield from axis(node, {0: dim}, {0: to})
@@ -73,8 +72,7 @@ def permute(node: Node) -> Iterator[Axis]:
 
 def transpose(node: Node) -> Iterator[Axis]:
     """Two dimensions change places; `t` has at most two."""
-    value = given(node, (0,))
-    value = there(value)
+    value = there(given(node, (0,)))
     rank = len(value.shape)
     order = list(range(rank))
     pair = [dim % rank for dim in (node.args[1:3] or (0, 1)) if isinstance(dim, int)] if rank > 1 else []
@@ -182,8 +180,7 @@ def cat(node: Node) -> Iterator[Axis]:
 
 
 def _joined(node: Node, rank: int) -> list[int]:
-    tensors = node.args[0]
-    tensors = of_kind(tuple, tensors)
+    tensors = of_kind(tuple, node.args[0])
     return [at for at, value in enumerate(tensors) if isinstance(value, Value) and len(value.shape) == rank]
 
 
@@ -240,8 +237,7 @@ def pad(node: Node) -> Iterator[Axis]:
 
 
 def _int(arg: Arg) -> int:
-    arg = of_kind(int, arg)
-    return arg
+    return of_kind(int, arg)
 
 
 _GENERATED: dict[str, Any] = {"fusion": Fusion.SIMPLE, "fusible": True}
