@@ -1,4 +1,4 @@
-"""Steps whose norms, activations and updates inductor has compiled (`fuse="inductor"`), beside the same steps without, taking turns.
+"""Steps whose norms, activations and updates inductor has compiled (`kernels="compiled"`), beside the same steps without, taking turns.
 
     python -m bench.fused_steps [--models NAME ...] [--threads 1] [--turns 12]
 
@@ -63,7 +63,7 @@ def measured(name: str, threads: int, turns: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model, batch, loss = _workload(name)
     start = time.perf_counter()
-    fused = _Training(copy.deepcopy(model), batch, loss, exact=False, fuse="inductor")
+    fused = _Training(copy.deepcopy(model), batch, loss, exact=False, kernels="compiled")
     seconds = time.perf_counter() - start
     plain = _Training(copy.deepcopy(model), batch, loss)
     row: dict[str, Any] = {"model": name, "batch_size": CASES[name], "threads": threads, "compiling_s": seconds}

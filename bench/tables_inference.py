@@ -109,8 +109,8 @@ def _steps() -> str:
         "Steps with regions compiled by inductor",
         "fused_steps",
         "python -m bench.fused_steps",
-        'Training steps with AdamW and `fuse="inductor"` beside the same without, one thread, in turns in one process: processor time in\n'
-        "milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
+        'Training steps with AdamW and `kernels="compiled"` beside the same without, one thread, in turns in one process: processor time\n'
+        "in milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
         "parameters after two steps from those of float64, over how far they move..",
         (
             "model, batch", "regions", "compiling", "without", "with", "with over without", "peak of eager", "without", "with, promised",

@@ -72,15 +72,15 @@ class Machine:
         *,
         exact: bool,
         limited: bool,
-        kernels: str | None = None,
+        kernels: str = "auto",
         like: Sequence[Candidate] = (),
     ) -> tuple[Candidate, ...]:
         """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
 
         Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
         also part by part, and what takes longer. `like` are the candidates of a program that begins alike: what runs in parts there does
-        so here, and what is compiled there is compiled here. With `kernels`, another compiler's are among what is offered, in place of
-        generated ones.
+        so here, and what is compiled there is compiled here. `kernels` are as `Run` has them: of "compiled" ones regions are
+        among what is offered.
         """
         graphs, held_storages = equal_graphs(captured.graph), captured.held_storages
         equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
@@ -88,8 +88,11 @@ class Machine:
         known, roots = equal | algebra, dict[Graph, int]()
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
-        plain = exact or limited  # of which nothing is generated
-        generated = self._compiled_as(captured, like) if kernels is not None else None if plain else self.networked(captured)
+        generated = None
+        if kernels == "compiled":
+            generated = self._compiled_as(captured, like)
+        elif kernels == "auto" and not exact and not limited:
+            generated = self.networked(captured)
         first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
         equal_ones = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
         return replace(first, held_by_eager=held_storages), *(replace(each, root=roots.get(each.graph, -1)) for each in equal_ones)
