@@ -4,7 +4,8 @@
 
 One process a model and number of threads, with empty caches; AdamW, no dropout, float32. Every contender trains a copy of the model, and
 they take turns of one step: processor time, medians, and ratios to torch.compile are medians over turns. `torch.compile` compiles the model
-(forward and backward), with the optimizer as users run it; `torch.compile, all` compiles the optimizer's step as well. Peaks are the
+(forward and backward), with the optimizer as users run it; `torch.compile, all`, which is measured where it is named, compiles the
+optimizer's step as well. `regions alone` is `compiled` without what the backward pass computes again. Peaks are the
 allocator's level above what the caller holds between steps: gradients are none when a step begins. Cold is until the second step has run,
 with empty caches; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in
 float64 bring them, over how far that is.
@@ -22,13 +23,22 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from bench.results import Results, with_kept
 
-CASES: dict[str, int] = {"gpt2": 2, "bert-base": 4, "vit_b_16": 4, "resnet50": 8, "mobilenet_v2": 16}  # batch sizes
-CONTENDERS = ("eager", "torch.compile", "torch.compile, all", "exact", "compiled")
+CASES: dict[str, int] = {
+    "gpt2": 2,
+    "bert-base": 2,
+    "vit_b_16": 2,
+    "resnet50": 4,
+    "mobilenet_v2": 4,
+    "small gpt2": 8,
+    "small bert": 8,
+}  # batch sizes
+CONTENDERS = ("eager", "torch.compile", "exact", "compiled", "regions alone", "torch.compile, all")
 COLUMNS = (
     "model", "batch_size", "threads", "contender", "cold_s", "cached_s", "cpu_ms", "over_torch_compile", "promised_bytes", "peak_bytes",
     "deviation", "regions", "nodes_in_regions",
@@ -42,7 +52,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS), metavar="NAME")
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS[:-1]), choices=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "WHAT"), help="measure one model, or only what it takes to be made")
     options = parser.parse_args()
     if options.one:
@@ -108,8 +118,11 @@ def measured(name: str, contenders: Sequence[str], threads: int, turns: int) -> 
 def _workload(name: str) -> tuple[Any, Any, Callable[..., Any]]:
     from torch import nn
 
+    from bench.fused_steps import small
     from bench.models import MODELS
 
+    if name.startswith("small "):
+        return small(name, CASES[name])
     work = MODELS[name].build(CASES[name])
     for module in work.model.modules():  # so that steps can be compared with one in float64
         if isinstance(module, nn.Dropout):
@@ -146,7 +159,8 @@ class _Training:
         import lowtide
 
         planning = lowtide.Planning(progress=False)
-        return lowtide.optimize(self.model, self.batch, loss=loss, optimizer=optimizer, planning=planning, **_settings(contender))
+        with _holding() if contender == "regions alone" else nullcontext():
+            return lowtide.optimize(self.model, self.batch, loss=loss, optimizer=optimizer, planning=planning, **_settings(contender))
 
     def cpu_ms(self) -> float:
         start = time.process_time()
@@ -173,7 +187,20 @@ class _Training:
         return {"regions": len(nodes), "nodes_in_regions": sum(len(node.body.nodes) for node in nodes if node.body is not None)}
 
 
-_SETTINGS = ("exact", "compiled")
+_SETTINGS = ("exact", "compiled", "regions alone")
+
+
+@contextmanager
+def _holding() -> Iterator[None]:
+    """The backward pass computes nothing again."""
+    from lowtide.planning import machine
+    from lowtide.rewrite.base import Rewritten
+
+    usual, machine.recomputed = machine.recomputed, lambda graph: Rewritten(graph, {})
+    try:
+        yield
+    finally:
+        machine.recomputed = usual
 
 
 def _settings(contender: str) -> dict[str, Any]:

@@ -244,7 +244,7 @@ class StepMaker:
     def _as_compiled(self, captured: CapturedStep, saved: Graph) -> Graph | None:
         """The captured program with the regions that a saved graph has; None where that has none."""
         if any(map(is_by_inductor, saved.nodes)):
-            return self.machine.compiled(captured, saved)
+            return self.machine.compiled_as_chosen(captured, saved)
         return self.machine.networked(captured, saved) if any(map(is_region, saved.nodes)) else None
 
     @property

@@ -41,7 +41,6 @@ from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.python import lower
 from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
 from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, number
-from lowtide.regions.recomputation import recomputed
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
@@ -108,7 +107,6 @@ def compiled_graph(graph: Graph, chosen: Graph | None, like: Graph | None, say: 
     Those of a graph that was `chosen` for this program before, if there is one; those whose bodies a graph `like` this one has, without
     a trial, if there is one.
     """
-    graph = recomputed(graph).graph
     regions = [Compiled.of(each) for each in clusters(graph)]
     if like is not None:
         known = {to_text(numbered(region.body)): region.arena_bytes for region in _regions(like)}

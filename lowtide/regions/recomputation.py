@@ -29,6 +29,7 @@ _LEAST_BYTES = 4096  # of what it is worth to make again
 _SHARE = 16  # making a storage again costs this part of its bytes
 _NEAR = 64  # nodes of the program: operators that are no further apart share what was made again for them
 _PHASES = 1000
+_AGAIN = "_in_backward"  # within the names of what is made again
 _EXACT_TO_FLOAT = frozenset({"float32", "bfloat16", "float16"})  # with float32 they compute in float32
 
 
@@ -37,11 +38,11 @@ def recomputed(graph: Graph) -> Rewritten:
     if graph.dimensions:
         return Rewritten(graph, {})
     uses = Uses(graph)
-    recipes = _recipes(uses)
-    chosen = _chosen(uses, recipes)
+    recomputations = _recomputations(uses)
+    chosen = _chosen(uses, recomputations)
     if not chosen:
         return Rewritten(graph, {})
-    done = replace_nodes(graph, _Again(uses, {each: recipes[each] for each in chosen}).instead())
+    done = replace_nodes(graph, _Again(uses, {each: recomputations[each] for each in chosen}).instead())
     unseen = _unseen(done.graph, frozenset(chosen))
     return Rewritten(replace(done.graph, nodes=tuple(node for node in done.graph.nodes if node not in unseen)), done.forward)
 
@@ -62,43 +63,50 @@ def _unseen(graph: Graph, dropped: Collection[Storage]) -> set[Node]:
     return unseen
 
 
+def as_recomputed(graph: Graph, other: Graph) -> Graph:
+    """The graph, in which the backward pass makes again what it does where it does so in another one that was made of such a graph."""
+    within = (node for each in other.nodes for node in (each, *(each.body.nodes if each.body is not None else ())))
+    is_recomputed = any(_AGAIN in value.name for node in within for value in node.outputs if value is not None)
+    return recomputed(graph).graph if is_recomputed else graph
+
+
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class Recomputation:
     """How one storage of the forward pass is made again."""
 
-    made: Value  # all of it, as its maker left it
+    whole: Value  # all of it, as its maker left it
     given: tuple[Value, ...]
     write: Callable[[Uses, Mapping[Value, Value]], list[Node]]  # the nodes; what is given may be something made again. The last makes it
 
 
-def _recipes(uses: Uses) -> dict[Storage, Recipe]:
+def _recomputations(uses: Uses) -> dict[Storage, Recomputation]:
     """For each storage that simple operators make and the backward pass may read, how."""
     backward = [place for place, node in enumerate(uses.graph.nodes) if any(value.storage.kind is Kind.GRADIENT for value in node.results)]
     last = uses.graph.nodes[backward[-1]] if backward else None
-    recipes: dict[Storage, Recipe] = {}
+    recomputations: dict[Storage, Recomputation] = {}
     for storage, node in uses.makers_of.items():
         if last is None or storage.kind is not Kind.ACTIVATION or storage in uses.kept or is_view(node) or _is_later(node):
             continue
-        made = [value for value in node.outputs if value is not None and value.storage is storage]
-        recipe = _recipe(node, made[0]) if len(made) == 1 and int(storage.nbytes) >= _LEAST_BYTES else None
-        if recipe is not None and not uses.written_between(node, last):
-            recipes[storage] = recipe
-    return recipes
+        values = [value for value in node.outputs if value is not None and value.storage is storage]
+        recomputation = _recomputation(node, values[0]) if len(values) == 1 and int(storage.nbytes) >= _LEAST_BYTES else None
+        if recomputation is not None and not uses.written_between(node, last):
+            recomputations[storage] = recomputation
+    return recomputations
 
 
-def _recipe(node: Node, made: Value) -> Recipe | None:
+def _recomputation(node: Node, whole: Value) -> Recomputation | None:
     if node.op in (_LAYER_NORM, _BATCH_NORM):
-        return _of_norm(node) if made is node.outputs[0] else None
+        return _of_norm(node) if whole is node.outputs[0] else None
     if not is_simple(node) or node.writes or node.after or len(node.results) > 1 or any(value.dtype == "scalar" for value in node.inputs):
         return None
 
     def write(uses: Uses, now: Mapping[Value, Value]) -> list[Node]:
-        return [_with(node, now, _again(uses, made))]
+        return [_with(node, now, _again(uses, whole))]
 
-    return Recipe(made, node.inputs, write)
+    return Recomputation(whole, node.inputs, write)
 
 
-def _of_norm(node: Node) -> Recipe | None:
+def _of_norm(node: Node) -> Recomputation | None:
     """(x - mean) * rstd * weight + bias, from the statistics that the norm gave."""
     x, weight, bias = node.args[0], *(node.args[2:4] if node.op == _LAYER_NORM else node.args[1:3])
     result, mean, rstd = node.outputs
@@ -121,7 +129,7 @@ def _of_norm(node: Node) -> Recipe | None:
             if by_channel:
                 nodes.append(_by_channel(uses, arg, len(x.shape)))
                 arg = nodes[-1].results[0]
-            new = uses.fresh_like(result, f"{result.name}_{op}", "float32")
+            new = uses.fresh_like(result, f"{result.name}{_AGAIN}_{op}", "float32")
             nodes.append(Node(f"aten.{op}.Tensor", (value, arg), (new,), source=node.source))
             value = new
         if value.dtype != result.dtype:
@@ -129,22 +137,22 @@ def _of_norm(node: Node) -> Recipe | None:
             nodes.append(Node("aten._to_copy.default", (value,), (_again(uses, result),), kwargs=to, source=node.source))
         return nodes
 
-    return Recipe(result, tuple(given), write)
+    return Recomputation(result, tuple(given), write)
 
 
 def _by_channel(uses: Uses, value: Value, dimensions: int) -> Node:
     shape = (*value.shape, *(1 for _ in range(dimensions - 2)))
-    seen = replace(value, name=uses.name(f"{value.name}_by_channel"), shape=shape, stride=(*value.stride, *(1 for _ in shape[1:])))
+    seen = replace(value, name=uses.name(f"{value.name}{_AGAIN}_by_channel"), shape=shape, stride=(*value.stride, *(1 for _ in shape[1:])))
     return Node("aten.view.default", (value, shape), (seen,))
 
 
 def _again(uses: Uses, value: Value) -> Value:
     """The same on a storage of its own."""
-    name = uses.name(f"{value.name}_again")
+    name = uses.name(f"{value.name}{_AGAIN}")
     return replace(value, name=name, storage=replace(value.storage, name=name))
 
 
-def _with(node: Node, now: Mapping[Value, Value], made: Value | None = None) -> Node:
+def _with(node: Node, now: Mapping[Value, Value], whole: Value | None = None) -> Node:
     """A node that reads other values in the place of some; one that makes another value, too, waits for nothing else."""
 
     def new(value: Value) -> Value:
@@ -152,12 +160,12 @@ def _with(node: Node, now: Mapping[Value, Value], made: Value | None = None) -> 
 
     kwargs = tuple((name, with_values(arg, new)) for name, arg in node.kwargs)
     inplace = tuple((new(value), form) for value, form in node.inplace)
-    outputs = node.outputs if made is None else tuple(None if each is None else made for each in node.outputs)
+    outputs = node.outputs if whole is None else tuple(None if each is None else whole for each in node.outputs)
     args: tuple[Arg, ...] = tuple(with_values(arg, new) for arg in node.args)
-    return replace(node, args=args, kwargs=kwargs, inplace=() if made is not None else inplace, outputs=outputs)
+    return replace(node, args=args, kwargs=kwargs, inplace=() if whole is not None else inplace, outputs=outputs)
 
 
-def _chosen(uses: Uses, recipes: Mapping[Storage, Recipe]) -> list[Storage]:
+def _chosen(uses: Uses, recomputations: Mapping[Storage, Recomputation]) -> list[Storage]:
     """The storages that are made again, in program order: a choice of what to drop, which requires what that is made of, which costs.
 
     Vertices are storages that are there in the backward pass, at the cost of their bytes where nobody reads them there as it is, and
@@ -169,11 +177,11 @@ def _chosen(uses: Uses, recipes: Mapping[Storage, Recipe]) -> list[Storage]:
     cost = [0 if is_read else int(each.nbytes) for each, is_read in zip(storages, read, strict=True)]
     gain, required = [0] * len(storages), [list[int]() for _ in storages]
     dropped = list[Storage]()
-    for storage, recipe in recipes.items():
+    for storage, recomputation in recomputations.items():
         dropped.append(storage)
         cost.append(0)
         gain.append(int(storage.nbytes) - int(storage.nbytes) // _SHARE)
-        given = {place[value.storage] for value in recipe.given if value.storage in place}
+        given = {place[value.storage] for value in recomputation.given if value.storage in place}
         required.append(sorted(given | {place[storage]}))
     ends = np.cumsum([0, *map(len, required)]).astype(np.int32)
     ids = np.array([each for row in required for each in row], np.int32)
@@ -186,15 +194,15 @@ class _Again:
     """The nodes that make storages again, before those that read them."""
 
     uses: Uses
-    recipes: Mapping[Storage, Recipe]
-    made: dict[tuple[object, Value], Value] = field(default_factory=dict)  # by who shares it
+    recomputations: Mapping[Storage, Recomputation]
+    copies: dict[tuple[object, Value], Value] = field(default_factory=dict)  # by who shares it
 
     def instead(self) -> Forward:
         """In the place of each reader: what makes again what it reads, unless another that shares it has that, and the reader."""
         instead: dict[Node, tuple[Node, ...]] = {}
         for node, shares in self._readers():
             nodes: list[Node] = []
-            now = {value: self._remade(value, shares, nodes) for value in node.inputs if value.storage in self.recipes}
+            now = {value: self._remade(value, shares, nodes) for value in node.inputs if value.storage in self.recomputations}
             instead[node] = (*nodes, _with(node, now))
         return instead
 
@@ -203,7 +211,7 @@ class _Again:
         group = {node: at for at, nodes in enumerate(components(self.uses.graph)) for node in nodes}
         last, count = -_NEAR, 0
         for place, node in enumerate(self.uses.graph.nodes):
-            if is_view(node) or not _is_later(node) or not any(value.storage in self.recipes for value in node.inputs):
+            if is_view(node) or not _is_later(node) or not any(value.storage in self.recomputations for value in node.inputs):
                 continue
             if node in group:
                 yield node, group[node]
@@ -213,18 +221,18 @@ class _Again:
             yield node, ("others", count)
 
     def _remade(self, value: Value, shares: object, nodes: list[Node]) -> Value:
-        if value.storage not in self.recipes:
+        if value.storage not in self.recomputations:
             return value
-        if (shares, value) not in self.made:
-            recipe = self.recipes[value.storage]
-            self.made[shares, value] = (
-                self._seen(value, shares, nodes) if value is not recipe.made else self._computed(recipe, shares, nodes)
-            )
-        return self.made[shares, value]
+        if (shares, value) not in self.copies:
+            recomputation = self.recomputations[value.storage]
+            is_whole = value is recomputation.whole
+            copy = self._computed(recomputation, shares, nodes) if is_whole else self._seen(value, shares, nodes)
+            self.copies[shares, value] = copy
+        return self.copies[shares, value]
 
-    def _computed(self, recipe: Recipe, shares: object, nodes: list[Node]) -> Value:
-        now = {value: self._remade(value, shares, nodes) for value in recipe.given}
-        nodes += recipe.write(self.uses, now)
+    def _computed(self, recomputation: Recomputation, shares: object, nodes: list[Node]) -> Value:
+        now = {value: self._remade(value, shares, nodes) for value in recomputation.given}
+        nodes += recomputation.write(self.uses, now)
         return nodes[-1].results[0]
 
     def _seen(self, value: Value, shares: object, nodes: list[Node]) -> Value:
@@ -232,6 +240,6 @@ class _Again:
         view = self.uses.makers[value]
         before = next(each for each in view.inputs if each.storage is value.storage)
         under = self._remade(before, shares, nodes)
-        seen = replace(value, name=self.uses.name(f"{value.name}_again"), storage=under.storage)
+        seen = replace(value, name=self.uses.name(f"{value.name}{_AGAIN}"), storage=under.storage)
         nodes.append(replace(_with(view, {before: under}, seen), after=()))
         return seen
