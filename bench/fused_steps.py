@@ -1,4 +1,4 @@
-"""Steps whose norms, activations and updates inductor has compiled (`fuse="inductor"`), beside the same steps without, taking turns.
+"""Steps whose norms, activations and updates inductor has compiled (`kernels="compiled"`), beside the same steps without, taking turns.
 
     python -m bench.fused_steps [--models NAME ...] [--threads 1] [--turns 12]
 
@@ -63,7 +63,7 @@ def measured(name: str, threads: int, turns: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model, batch, loss = _workload(name)
     start = time.perf_counter()
-    fused = _Training(copy.deepcopy(model), batch, loss, exact=False, fuse="inductor")
+    fused = _Training(copy.deepcopy(model), batch, loss, exact=False, kernels="compiled")
     seconds = time.perf_counter() - start
     plain = _Training(copy.deepcopy(model), batch, loss)
     row: dict[str, Any] = {"model": name, "batch_size": CASES[name], "threads": threads, "compiling_s": seconds}
@@ -82,18 +82,24 @@ def measured(name: str, threads: int, turns: int) -> dict[str, Any]:
 
 def _workload(name: str) -> tuple[Any, Any, Callable[..., Any]]:
     from bench.models import MODELS
+
+    if name.startswith("small "):
+        return small(name, CASES[name])
+    work = MODELS[name].build(CASES[name])
+    return work.model, work.batch, work.loss
+
+
+def small(name: str, batch_size: int) -> tuple[Any, Any, Callable[..., Any]]:
+    """Four layers of width 256 on 128 tokens, without dropout: "small bert" or "small gpt2"; model, batch and loss."""
     from bench.models.language import hugging_face, language_model
     from bench.models.workload import keyword_loss, labels
 
-    if not name.startswith("small "):
-        work = MODELS[name].build(CASES[name])
-        return work.model, work.batch, work.loss
-    tokens = labels(1000, CASES[name], 128)
+    tokens = labels(1000, batch_size, 128)
     if name == "small bert":
         sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024, "vocab_size": 1000}
         sizes = _calm(sizes, "hidden_dropout_prob", "attention_probs_dropout_prob")
         model = hugging_face("BertForSequenceClassification", "BertConfig", **sizes)
-        return model.train(), (tokens, labels(2, CASES[name])), keyword_loss("input_ids", "labels")
+        return model.train(), (tokens, labels(2, batch_size)), keyword_loss("input_ids", "labels")
     sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
     model = language_model("GPT2LMHeadModel", "GPT2Config", **_calm(sizes, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
     return model.train(), (tokens, tokens.clone()), keyword_loss("input_ids", "labels", use_cache=False)

@@ -15,7 +15,7 @@ _NAMES = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR", *_PEERS)
 
 def inference() -> tuple[str, ...]:
     """Times beside peers, memory, what it takes to make kernels, and partitions."""
-    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _steps()
+    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _steps(), _compiled()
 
 
 def _times() -> str:
@@ -109,8 +109,8 @@ def _steps() -> str:
         "Steps with regions compiled by inductor",
         "fused_steps",
         "python -m bench.fused_steps",
-        'Training steps with AdamW and `fuse="inductor"` beside the same without, one thread, in turns in one process: processor time in\n'
-        "milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
+        'Training steps with AdamW and `kernels="compiled"` beside the same without, one thread, in turns in one process: processor time\n'
+        "in milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
         "parameters after two steps from those of float64, over how far they move..",
         (
             "model, batch", "regions", "compiling", "without", "with", "with over without", "peak of eager", "without", "with, promised",
@@ -118,6 +118,34 @@ def _steps() -> str:
         ),
         lines,
     )  # fmt: skip
+
+
+def _compiled() -> str:
+    lines = [
+        [
+            f"{row['model']}, {row['batch_size']}",
+            str(row["threads"]),
+            row["contender"],
+            *(f"{row[name]:.0f}" for name in ("cpu_ms", "cold_s", "cached_s")),
+            f"{row['over_torch_compile']:.2f}",
+            _mib(row, "promised_bytes"),
+            _mib(row, "peak_bytes"),
+            f"{row['deviation']:.1e}",
+        ]
+        for row in rows_of("compiled")
+    ]
+    return section(
+        "Compiled training steps beside torch.compile",
+        "compiled",
+        "python -m bench.compiled",
+        "Training steps with AdamW, float32, no dropout, in turns in one process: processor time in milliseconds, MiB above what the\n"
+        'caller holds. `compiled` is lowtide\'s `kernels="compiled"`, `regions alone` the same where the backward pass computes nothing\n'
+        "again, `exact` lowtide's default. Cold is until the second step has run, with empty caches, in seconds; cached is that in\n"
+        "a second process. `regions alone` is made after `compiled` and finds most kernels compiled. Other work ran on the machine\n"
+        "meanwhile: seconds are long. Deviation is that of all parameters after two steps from those of float64, over how far they move.",
+        ("model, batch", "threads", "", "time", "cold", "cached", "over torch.compile", "promised", "peak", "deviation"),
+        lines,
+    )
 
 
 _OF_A_SECOND = (

@@ -147,16 +147,16 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
         (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
         (
-            ["spec_of_a_test:make", "--kernels", "inductor"],
-            "--kernels: inductor rounds otherwise than eager, .* say exact=False too",
+            ["spec_of_a_test:make", "--kernels", "compiled"],
+            "--kernels: compiled ones round otherwise than eager, .* say exact=False too",
         ),
-        (["spec_of_a_test:make", "--kernels", "xla", "--no-exact"], "--kernels: expected 'inductor' or None, got 'xla'"),
+        (["spec_of_a_test:make", "--kernels", "xla", "--no-exact"], "--kernels: expected one of 'auto', 'eager', 'compiled', got 'xla'"),
         (
-            ["spec_of_a_test:make", "--kernels", "inductor", "--no-exact", "--simulate", "--device", "h100"],
+            ["spec_of_a_test:make", "--kernels", "compiled", "--no-exact", "--simulate", "--device", "h100"],
             "--kernels: .* only planned",
         ),
         (
-            ["spec_of_a_test:make", "--kernels", "inductor", "--no-exact", "--dynamic", "auto"],
+            ["spec_of_a_test:make", "--kernels", "compiled", "--no-exact", "--dynamic", "auto"],
             "--kernels: a region is compiled for one shape",
         ),
         (["spec_of_a_test:make", "--simulate"], "--device and --simulate: expected both"),
@@ -188,7 +188,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(arguments, message):
 def test_regions_are_compiled_on_demand(monkeypatch):
     monkeypatch.setattr("lowtide.regions.compilation.is_faster", lambda *_: True)
     given = "spec_of_a_test:make", "--no-measure", "--no-exact", "--json", "-"
-    plain, fused = (run(*given, *more) for more in ((), ("--kernels", "inductor")))
+    plain, fused = (run(*given, *more) for more in ((), ("--kernels", "compiled")))
     assert (plain.exit_code, fused.exit_code) == (0, 0), fused.output
     assert json.loads(fused.stdout)["operators"] < json.loads(plain.stdout)["operators"]
 

@@ -113,12 +113,12 @@ def warn_of_gradients_let_go(model: nn.Module, optimizer: torch.optim.Optimizer,
         )
 
 
-def check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
+def check_kernels(kernels: str, exact: bool, *, varies: bool, tries: bool) -> None:
     """Refuse numbers that a compiler does not keep, and steps whose regions cannot be tried (not `tries`)."""
-    if kernels is None:
+    if kernels != "compiled":
         return
     if exact:
-        raise ValueError("kernels: inductor rounds otherwise than eager, sums above all: say exact=False too, or leave `kernels` out")
+        raise ValueError("kernels: compiled ones round otherwise than eager, sums above all: say exact=False too, or leave `kernels` out")
     if varies:
         raise ValueError(
             'kernels: a region is compiled for one shape: leave out `dynamic` and say Shapes(on_new_shape="extend"), by which each shape '

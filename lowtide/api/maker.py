@@ -83,7 +83,7 @@ class PlanningSettings:
     solver: Solver
     sweeps: tuple[Sweep, ...]  # how far to look
     exact: bool = True  # eager's numbers, to the last bit
-    kernels: str | None = None  # the compiler of regions, in place of lowtide's own generator
+    kernels: str = "auto"  # what runs operators, as `Run` has it
 
 
 @dataclass(frozen=True)
@@ -220,15 +220,15 @@ class StepMaker:
     def _programs(self, captured: Sequence[CapturedStep], laboratory: Laboratory) -> tuple[CapturedProgram, ...]:
         """Programs of one step, with what planning has to know: the others run as the last does, which most steps run, what both have."""
         main = self._program(captured[-1], laboratory, self.settings.kernels)
-        kernels = self.settings.kernels if main.candidates else None
+        kernels = self.settings.kernels if main.candidates else "auto"
         return *(self._program(each, laboratory, kernels, main.candidates) for each in captured[:-1]), main
 
     def _program(
-        self, captured: CapturedStep, laboratory: Laboratory, kernels: str | None = None, like: Sequence[Candidate] = ()
+        self, captured: CapturedStep, laboratory: Laboratory, kernels: str = "auto", like: Sequence[Candidate] = ()
     ) -> CapturedProgram:
         """A captured program with what planning has to know of it; of one that a saved plan is for, that plan.
 
-        Only for what most steps run is it worth while to have regions compiled (`kernels`); others have those of the one `like` them.
+        Only for what most steps run is it worth while to have regions compiled; others have those of the one `like` them.
         """
         if not self.peers.leads:
             return CapturedProgram(captured, self.machine.granule_bytes(captured), ())  # what rank 0 plans
@@ -244,7 +244,7 @@ class StepMaker:
     def _as_compiled(self, captured: CapturedStep, saved: Graph) -> Graph | None:
         """The captured program with the regions that a saved graph has; None where that has none."""
         if any(map(is_by_inductor, saved.nodes)):
-            return self.machine.compiled(captured, saved)
+            return self.machine.compiled_as_chosen(captured, saved)
         return self.machine.networked(captured, saved) if any(map(is_region, saved.nodes)) else None
 
     @property

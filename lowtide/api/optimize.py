@@ -159,7 +159,7 @@ def optimize(
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:
-        around = group_setup.wrapper, counters_of(optimizer), run.kernels == "inductor"  # which fuses the operators of single tensors
+        around = group_setup.wrapper, counters_of(optimizer), run.kernels == "compiled"  # which fuses the operators of single tensors
         program = TrainingProgram(
             model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around
         )

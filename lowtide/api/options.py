@@ -17,7 +17,6 @@ from lowtide.base.stages import Callback
 from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset
-from lowtide.ir.bodies import INDUCTOR
 from lowtide.placement.base import Placer
 from lowtide.placement.base import checked as checked_placer
 from lowtide.planning.request import sweeps_of
@@ -181,11 +180,12 @@ class Planning:
 class Run:
     """What a step may do to run in less memory or time, and how it is watched.
 
-    kernels: "inductor", with exact=False: inductor compiles a step's norms, activations, element-wise chains and updates. Each becomes
-        one operator of the plan, wherever that was measured to be faster; also on a GPU. It takes seconds for each kind of region, once,
-        and the result is cached. If nothing can be compiled a warning says why, and torch's operators run. An optimizer's first step uses
-        the regions of later steps. With several processes rank 0 decides. Not with `Shapes(dynamic=...)`, nor for steps that are only
-        planned. By default inference on a CPU has lowtide's own generated kernels, and a training step none.
+    kernels: what runs the step's operators. "auto", the default: torch's own kernels; with exact=False inference on a CPU has kernels that
+        lowtide generates. "eager": torch's own everywhere. "compiled", with exact=False: PyTorch's inductor compiles norms, activations,
+        element-wise chains and updates. Each becomes one operator of the plan, wherever that was measured to be faster; also on a GPU.
+        It takes seconds for each kind of region, once, and the result is cached. If nothing can be compiled a warning says why, and
+        torch's operators run. An optimizer's first step uses the regions of later steps. With several processes rank 0 decides. Not with
+        `Shapes(dynamic=...)`, nor for steps that are only planned.
     arena: give the step memory of its own: one block that stays, so that nothing is asked of the system at each step. All that the step
         allocates lies at planned addresses there, operators' temporaries included. The first step of each kind is recorded, the next one
         plans. What the step returns is never in it. It needs Linux, a CPU or a CUDA device, and a C++ compiler, which runs once. On a GPU
@@ -203,15 +203,14 @@ class Run:
     Raises TypeError for what is neither yes nor no, ValueError for other words, or `swap_state` without `swap`.
     """
 
-    kernels: str | None = None
+    kernels: str = "auto"
     arena: str = "limit"
     check: str = "auto"
     swap: bool = True
     swap_state: bool = False
 
     def __post_init__(self) -> None:
-        if self.kernels is not None:
-            _word("kernels", self.kernels, (INDUCTOR,), " or None")
+        _word("kernels", self.kernels, KERNELS)
         _word("arena", self.arena, ARENAS)
         _word("check", self.check, policies.CHECKS)
         _flag("swap", self.swap)
@@ -220,10 +219,11 @@ class Run:
             raise ValueError("swap_state: expected it together with `swap`, got swap=False")
 
 
+KERNELS = ("auto", "eager", "compiled")
 ARENAS = ("limit", "always", "auto", "never")
 VALUES = {"training": Training, "shapes": Shapes, "parallel": Parallel, "planning": Planning, "run": Run}
 PLACES = {each.name: (name, each.name) for name, kind in VALUES.items() for each in fields(kind)}
-PLACES |= {"fuse": ("run", "kernels"), "process_group": ("parallel", "group")}
+PLACES |= {"process_group": ("parallel", "group")}
 
 
 def told_in_values(verb: Callable[P, T]) -> Callable[P, T]:

@@ -29,8 +29,8 @@ def optimize_command(
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
     kernels: Annotated[
-        str | None, typer.Option(metavar="COMPILER", help="inductor, with --no-exact: it compiles norms, activations and updates")
-    ] = None,
+        str, typer.Option(metavar="KIND", help="auto, eager (torch's), or with --no-exact compiled: norms, activations and updates")
+    ] = "auto",
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
@@ -108,7 +108,7 @@ def _check_limits(memory: str | None, latency: float | None, effort: str) -> Non
         refuse(error)
 
 
-def _check_kernels(kernels: str | None, exact: bool, *, varies: bool, tries: bool) -> None:
+def _check_kernels(kernels: str, exact: bool, *, varies: bool, tries: bool) -> None:
     from lowtide.api.arguments import check_kernels
     from lowtide.api.options import Run
 

@@ -18,6 +18,7 @@ from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_graph
+from lowtide.regions.recomputation import as_recomputed, recomputed
 from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
@@ -72,15 +73,15 @@ class Machine:
         *,
         exact: bool,
         limited: bool,
-        kernels: str | None = None,
+        kernels: str = "auto",
         like: Sequence[Candidate] = (),
     ) -> tuple[Candidate, ...]:
         """The captured graph and those that compute the same, with what each operator needs beside its arguments and results.
 
         Unless they are to be `exact`, those are among them that compute the same up to rounding; where there will be a limit (`limited`),
         also part by part, and what takes longer. `like` are the candidates of a program that begins alike: what runs in parts there does
-        so here, and what is compiled there is compiled here. With `kernels`, another compiler's are among what is offered, in place of
-        generated ones.
+        so here, and what is compiled there is compiled here. `kernels` are as `Run` has them: of "compiled" ones regions are
+        among what is offered.
         """
         graphs, held_storages = equal_graphs(captured.graph), captured.held_storages
         equal = {graph: Rewriting(graph, (), exact=True) for graph in graphs}
@@ -88,10 +89,13 @@ class Machine:
         known, roots = equal | algebra, dict[Graph, int]()
         if limited and not exact:
             known, roots = self._in_parts(captured, known, laboratory, like)
-        plain = exact or limited  # of which nothing is generated
-        generated = self._compiled_as(captured, like) if kernels is not None else None if plain else self.networked(captured)
-        first, *others = self._with_workspaces(captured, [*known, *(() if generated is None else (generated,))], laboratory)
-        equal_ones = (_knowing(each, known.get(each.graph), each.graph is generated) for each in others)
+        generated: list[Graph | None] = []
+        if kernels == "compiled":
+            generated = self._compiled_as(captured, like) if like else self._compiled(captured, laboratory, limited)
+        elif kernels == "auto" and not exact and not limited:
+            generated = [self.networked(captured)]
+        first, *others = self._with_workspaces(captured, [*known, *(each for each in generated if each is not None)], laboratory)
+        equal_ones = (_knowing(each, known.get(each.graph), each.graph in generated) for each in others)
         return replace(first, held_by_eager=held_storages), *(replace(each, root=roots.get(each.graph, -1)) for each in equal_ones)
 
     def networked(self, captured: Captured, chosen: Graph | None = None) -> Graph | None:
@@ -101,19 +105,46 @@ class Machine:
         with self.stages.stage("kernels", "generating and compiling kernels, or loading them"):
             return networked(captured.graph, chosen, self.variants)
 
-    def _compiled_as(self, captured: Captured, like: Sequence[Candidate]) -> Graph | None:
-        """The captured graph with what inductor makes kernels for; of a program like another one, with those that the other has."""
-        if not like:
-            return self.compiled(captured)
-        other = next((each.graph for each in like if each.generated), None)
-        return None if other is None else self.compiled(captured, like=other)
+    def _compiled(self, captured: Captured, laboratory: Laboratory, limited: bool) -> list[Graph | None]:
+        """The captured graph with what inductor makes kernels for.
 
-    def compiled(self, captured: Captured, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
-        """The captured graph with what inductor makes kernels for, where it can run here; as `chosen` before, or as a graph `like` it."""
+        Of that in which the backward pass computes again, where that takes no longer than the captured graph, and of that which holds
+        everything, where it does; where there will be a limit of both.
+        """
+        whole = equal_graphs(captured.graph)[-1]
+        leaner = recomputed(whole).graph
+        first = self.compiled(leaner) if leaner is not whole else None
+        if first is not None and not limited and self._is_no_slower(captured, first, whole, laboratory):
+            return [first]
+        return [first, self.compiled(whole)] if limited else [self.compiled(whole)]
+
+    def _is_no_slower(self, captured: Captured, graph: Graph, than: Graph, laboratory: Laboratory) -> bool:
+        """Whether a graph takes no longer than another one, by what is not in both."""
+        times = []
+        with self.stages.stage("measure", "measuring what is computed again") as say:
+            laboratory.listener = _share(say)
+            for one, other in ((graph, than), (than, graph)):
+                both = frozenset(other.nodes)
+                nodes = [node for node in one.nodes if node not in both]
+                us = measure_timings(nodes, self._rates(captured), among=one.nodes, laboratory=laboratory).us
+                times.append(sum(as_compiled(nodes, us)))
+        return times[0] <= times[1]
+
+    def _compiled_as(self, captured: Captured, like: Sequence[Candidate]) -> list[Graph | None]:
+        """The captured graph with the regions of the candidates of a program like it."""
+        whole = equal_graphs(captured.graph)[-1]
+        return [self.compiled(as_recomputed(whole, each.graph), like=each.graph) for each in like if each.generated]
+
+    def compiled_as_chosen(self, captured: Captured, chosen: Graph) -> Graph | None:
+        """The captured graph with the regions that a graph of it has which was chosen before."""
+        return self.compiled(as_recomputed(equal_graphs(captured.graph)[-1], chosen), chosen)
+
+    def compiled(self, graph: Graph, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
+        """A graph with what inductor makes kernels for, where it can run here; as `chosen` before, or as a graph `like` it."""
         if self.simulated is not None or not self.tries:
             return None
         with self.stages.stage("kernels", "compiling regions, or loading them") as say:
-            return compiled_graph(equal_graphs(captured.graph)[-1], chosen, like, _share(say))
+            return compiled_graph(graph, chosen, like, _share(say))
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]

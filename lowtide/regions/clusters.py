@@ -52,7 +52,7 @@ def clusters(graph: Graph) -> list[Cluster]:
     if graph.dimensions:
         return []
     readers = _readers(graph)
-    pieces = (piece for group in _components(graph) for piece in _pieces(group))
+    pieces = (piece for group in components(graph) for piece in _pieces(group))
     return [cluster for piece in pieces if (cluster := _cluster_of(piece, readers, graph)) is not None and _is_worthwhile(cluster)]
 
 
@@ -79,7 +79,7 @@ def _writes_plainly(node: Node) -> bool:
     return writes_in_place(node.op) and len(node.writes) == 1 and node.writes[0][0] is node.args[0]
 
 
-def _components(graph: Graph) -> list[list[Node]]:
+def components(graph: Graph) -> list[list[Node]]:
     """Connected simple nodes of one number and device, in program order."""
     simple, before = [is_simple(node) for node in graph.nodes], predecessors(graph)
     maker = {value: index for index, node in enumerate(graph.nodes) for value in node.results}

@@ -24,7 +24,7 @@ from lowtide.api.options import PLACES, VALUES
         (lambda: lowtide.Planning(effort="quick", search=lowtide.Sweep()), TypeError, "effort and search: expected one of them"),
         (lambda: lowtide.Planning(workspaces="no"), TypeError, "workspaces: expected True or False, or None, got 'no'"),
         (lambda: lowtide.Planning(simulate=3), TypeError, "simulate: expected the name of a machine"),
-        (lambda: lowtide.Run(kernels="xla"), ValueError, "kernels: expected 'inductor' or None, got 'xla'"),
+        (lambda: lowtide.Run(kernels="xla"), ValueError, "kernels: expected one of 'auto', 'eager', 'compiled', got 'xla'"),
         (lambda: lowtide.Run(arena="yes"), ValueError, "arena: expected one of 'limit', 'always', 'auto', 'never', got 'yes'"),
         (lambda: lowtide.Run(swap="no"), TypeError, "swap: expected True or False, got 'no'"),
         (lambda: lowtide.Run(swap=False, swap_state=True), ValueError, "swap_state: expected it together with `swap`"),
@@ -40,7 +40,7 @@ def test_a_value_says_what_was_expected(make, error, message):
     ("given", "message"),
     [
         ({"accumulate": 4}, r"accumulate: give it as training=lowtide\.Training\(accumulate=4\)"),
-        ({"fuse": "inductor"}, r"fuse: give it as run=lowtide\.Run\(kernels='inductor'\)"),
+        ({"kernels": "compiled"}, r"kernels: give it as run=lowtide\.Run\(kernels='compiled'\)"),
         ({"process_group": object()}, r"process_group: give it as parallel=lowtide\.Parallel\(group=\.\.\.\)"),
         ({"run": lowtide.Planning()}, r"run: expected a lowtide\.Run, got a Planning"),
     ],

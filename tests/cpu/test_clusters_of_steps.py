@@ -29,7 +29,7 @@ from lowtide.runtime.program import Program
 from tests import training
 from tests.api.networks import cross_entropy
 
-FUSED = {"exact": False, "fuse": "inductor", "workspaces": True}
+FUSED = {"exact": False, "kernels": "compiled", "workspaces": True}
 
 
 @pytest.fixture(autouse=True)
@@ -144,9 +144,9 @@ def _captured() -> Graph:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"fuse": "inductor"}, "say exact=False too"),
-        ({"fuse": "triton", "exact": False}, "expected 'inductor' or None"),
-        ({"fuse": "inductor", "exact": False, "dynamic": "auto"}, "leave out `dynamic`"),
+        ({"kernels": "compiled"}, "say exact=False too"),
+        ({"kernels": "triton", "exact": False}, "expected one of 'auto', 'eager', 'compiled'"),
+        ({"kernels": "compiled", "exact": False, "dynamic": "auto"}, "leave out `dynamic`"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(said: dict[str, Any], message: str):

@@ -19,7 +19,7 @@ from lowtide.regions import inductor
 from lowtide.regions.clusters import numbered
 from tests.residual import Net, square
 
-FUSED: dict[str, Any] = {"exact": False, "fuse": "inductor"}
+FUSED: dict[str, Any] = {"exact": False, "kernels": "compiled"}
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_each_shape_that_comes_has_regions_of_its_own(work) -> None:
         ({"simulate": "h100"}, "only planned .`simulate`, .* leave `kernels` out there, and say it on the machine that runs the step"),
         ({"workspaces": False}, "tries nothing .workspaces=False. has none"),
         ({"exact": True}, "say exact=False too"),
-        ({"fuse": "xla"}, "expected 'inductor' or None, got 'xla'"),
+        ({"kernels": "xla"}, "expected one of 'auto', 'eager', 'compiled', got 'xla'"),
     ],
 )
 def test_what_regions_do_not_go_with_is_refused(work, options: dict[str, Any], message: str) -> None:

@@ -33,7 +33,7 @@ def step_of(model: nn.Module, x: torch.Tensor) -> lowtide.Step:
     warnings.simplefilter("default")  # what inductor's own imports warn of
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return lowtide.optimize(
-        DistributedDataParallel(model), (x,), loss=square, optimizer=optimizer, exact=False, run=lowtide.Run(kernels="inductor")
+        DistributedDataParallel(model), (x,), loss=square, optimizer=optimizer, exact=False, run=lowtide.Run(kernels="compiled")
     )
 
 
@@ -78,14 +78,14 @@ def test_all_ranks_run_what_rank_0_has_tried() -> None:
     assert all("no compiler is here" in each for each in failed)
 
 
-def trains_in_shards(shard: str, fuse: str | None, **limit: Any) -> Any:
+def trains_in_shards(shard: str, kernels: str, **limit: Any) -> Any:
     """Regions of the plan; how far losses and parameters are from those of DistributedDataParallel, clipped alike; the parameters."""
     model, x = work()
     twin = DistributedDataParallel(copy.deepcopy(model))
     mine, its = (torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, twin))
     compiled.is_faster = lambda *_: True  # type: ignore[assignment]
     warnings.simplefilter("default")
-    said = {"process_group": dist.group.WORLD, "shard": shard, "exact": False, "fuse": fuse, **limit}
+    said = {"process_group": dist.group.WORLD, "shard": shard, "exact": False, "kernels": kernels, **limit}
     step = lowtide.optimize(model, (x,), loss=square, optimizer=mine, **in_values(after_backward=clipped, **said))
     far = 0.0
     for _ in range(4):
@@ -109,10 +109,10 @@ def clipped(model: nn.Module) -> torch.Tensor:
 def test_what_is_in_shards_is_trained_by_regions_too() -> None:
     """Each way to shard, with and without inductor, and within a limit."""
     shards = ("optimizer", "gradients", "parameters")
-    ways = [partial(trains_in_shards, shard, fuse) for shard in shards for fuse in ("inductor", None)]
-    limited = partial(trains_in_shards, "parameters", "inductor", memory="200%")
+    ways = [partial(trains_in_shards, shard, kernels) for shard in shards for kernels in ("compiled", "auto")]
+    limited = partial(trains_in_shards, "parameters", "compiled", memory="200%")
     for way, ((count, far, ones), (others, too_far, twos)) in zip([*ways, limited], on_ranks(*ways, limited), strict=True):
         assert count == others
-        assert way is limited or bool(count) == (way.args[1] == "inductor")  # within a limit, whatever was faster
+        assert way is limited or bool(count) == (way.args[1] == "compiled")  # within a limit, whatever was faster
         assert max(far, too_far) < 1e-5
         assert all(torch.equal(one, two) for one, two in zip(ones, twos, strict=True))
