@@ -16,6 +16,7 @@ from lowtide.problems.order import Ints
 from lowtide.problems.status import Status
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
+from lowtide.remat.local_moves import LocalMoves
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.remat.seeds import Seeds
@@ -47,8 +48,8 @@ class Finding:
 class Effort:
     """How far engines look. Seconds only stop them."""
 
-    max_states: int = 6000  # schedules of a search under limits, and states of an exact order
-    max_runs: int = 6_000_000
+    max_states: int = 6600  # schedules of a search under limits, and states of an exact order
+    max_runs: int = 12_000_000
     max_seconds: float = 40.0
 
     @property
@@ -139,6 +140,8 @@ class _TwiceArchive(Archive):
 class _TwiceSearch(_SweepSearch):
     """The search from the given order alone, which climbs from such sequences alone."""
 
+    moves = LocalMoves(most_runs=2, reorders=False)
+
     def __init__(self, sweep: Sweep, remat: RematProblem, given: Ints) -> None:
         super().__init__(sweep, [remat], [[given]], Seeds(), None)
-        self.archive = _TwiceArchive()
+        self.archive = _TwiceArchive(self.archive.points)

@@ -24,7 +24,7 @@ from lowtide.remat.problem import RematProblem
 MOVES_A_STATE = 64  # take about what eviction of the same sequence does
 _DRAWS = 16  # random numbers for a move
 _ROOM = 4  # no sequence has more entries than so many times the nodes
-_HOT, _COLD = 0.3, 0.003  # temperatures at the start and the end, in mean costs of a run
+_HOT, _COLD = 0.1, 0.003  # temperatures at the start and the end, in mean costs of a run
 _DEARER, _CHEAPER, _MOST = 1.01, 0.995, 1e4  # a move's change of the price of bytes, over the limit and within it
 _REORDER, _REMOVE, _SHIFT, _SWAP = 0.1, 0.3, 0.45, 0.7  # shares of the moves, added up; the rest only make room
 _FAR, _STEPS = 0.5, 8  # a run is put anywhere so often, and else no more than so many entries away

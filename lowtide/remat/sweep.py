@@ -7,7 +7,11 @@ The sweep goes down from the peak of the fastest order without recomputation, in
 finds nothing any more. At each level it evicts under several rules, from every order given and from the best schedules seen so far. Then it
 climbs at each level: another rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole
 right schedule of whatever that is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built
-and costed, and in the runs that they hold, so that large graphs do not take longer.
+and costed, and in the runs that they hold, so that large graphs do not take longer. All of this is done in rounds, each of about twice the effort of the one before,
+which go on from what was found: a search with more effort does what one with less does, and then more, and so is never worse. With
+swapping that holds of states, and not of runs.
+
+In each round local moves (`remat.local_moves`) go on from the leanest schedule to where eviction finds none, and then improve each level.
 
 A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread.
 
@@ -22,8 +26,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from types import TracebackType
 from typing import TypeAlias, TypeVar
@@ -36,6 +40,7 @@ from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.bound import Crossing
 from lowtide.remat.cost import cost_of, price_of
 from lowtide.remat.eviction import Bias, EvictionResult, ScoreWeights, evict
+from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.neighbours import RULES, Neighbours
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
@@ -93,6 +98,9 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_ENDS = (200, 600, 1400, 3000, 6600, 14_000, 30_000)  # states after each round; each that follows takes twice as many as the one before
+_ROUND_RUNS, _RUNS_A_STATE = 2_000_000, 1_000  # of a round, at least, and for each of its states
+_LOCAL, _REACH = 2, 32  # shares of a round: for local moves, and for one try of them to go lower
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
 _RULES = 9  # that are tried at each level from each order
@@ -114,15 +122,19 @@ class Sweep:
     """How far to look.
 
     levels: limits tried, from the peak without recomputation down to what is resident.
-    max_states: schedules built. With swapping, as many again.
+    max_states: schedules built; local moves count for as many as take as long. With swapping, as many again.
     max_runs: the runs of nodes in all these schedules together.
     max_seconds: only stops the search, and the answer says so.
     """
 
     levels: int = 96
     max_states: int = 30_000
-    max_runs: int = 20_000_000
+    max_runs: int = 40_000_000
     max_seconds: float = math.inf
+
+    def holds(self, other: Sweep) -> bool:
+        """Whether all that another search finds that nothing stops is found by this one, too."""
+        return self.levels == other.levels and self.max_states >= other.max_states and self.max_runs >= other.max_runs
 
     def explore(
         self,
@@ -143,27 +155,65 @@ class Sweep:
         return _both(plain, _SweepSearch(self, problems, orders, seeds, listener))
 
 
+@dataclass(frozen=True)
+class _Round:
+    """A part of a search. What a search does before it is stopped does not depend on when that is, so that more effort is never worse."""
+
+    states: int
+    end_states: int = 0
+    end_runs: int = 0
+
+    @classmethod
+    def all(cls, max_states: int) -> Iterator[_Round]:
+        """Those that begin before so many states."""
+        end, number = 0, 0
+        while end < max_states:
+            begin, end = end, _ENDS[number] if number < len(_ENDS) else end + 2 * (end - begin)
+            yield cls(end - begin)
+            number += 1
+
+    @property
+    def runs(self) -> int:
+        return max(_ROUND_RUNS, _RUNS_A_STATE * self.states)
+
+    def after(self, states: int, runs: int) -> _Round:
+        """The same behind what was done before."""
+        return replace(self, end_states=states + self.states, end_runs=runs + self.runs)
+
+
 def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
-    """Two searches side by side; the one with swapping climbs from what the other found, too, and so is never worse.
+    """Two searches side by side; the one with swapping goes on from what the other found in rounds before, and so is never worse.
 
     Kernels run without Python's lock.
     """
     plain.beside, swapping.beside = swapping, plain
+    merged = swapping.archive
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(plain.done)
-        merged = swapping.done(other)
-        plain.stopped |= merged.interrupted
-        try:
-            merged.merge(other.result())
-        except KeyboardInterrupt:
-            plain.stopped = True
-            merged.merge(other.result())
-            merged.interrupted = True
+        for each in _Round.all(plain.sweep.max_states):
+            other = pool.submit(plain.go, each)
+            swapping.go(each)
+            plain.stopped |= merged.interrupted
+            try:
+                other.result()
+            except KeyboardInterrupt:
+                plain.stopped = merged.interrupted = True
+                other.result()
+            for point in plain.archive.points:
+                merged.add(point.padded(swapping.problems[point.problem].problem.tensor_count))
+            if merged.interrupted or plain.archive.interrupted:
+                break
+    merged.states += plain.archive.states
+    merged.interrupted |= plain.archive.interrupted
+    merged.out_of_time |= plain.archive.out_of_time
     return merged
 
 
 class _SweepSearch:
+    moves = LocalMoves()
     beside: _SweepSearch | None = None  # that runs at the same time
+
+    round: _Round
+    helper: Helper
 
     def __init__(
         self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds, listener: Listener | None
@@ -174,40 +224,46 @@ class _SweepSearch:
         self.neighbours, self.tried = Neighbours(), set[bytes]()
         self.resting: dict[int, int] = {}  # by problem, the levels at which its orders are left alone
         self.deadline = time.monotonic() + sweep.max_seconds
-        self.helper = Helper(max(problem.problem.node_count for problem in problems) >= _LARGE)
+        self.is_large = max(problem.problem.node_count for problem in problems) >= _LARGE
+        for which, order in ((which, order) for which, of in enumerate(orders) for order in of):
+            self.see(which, order)
 
-    def done(self, other: Future[Archive] | None = None) -> Archive:
-        """All of it; where there is another search, what that found is climbed from, too."""
-        for which, orders in enumerate(self.orders):
-            for order in orders:
-                self.see(which, order)
-        try:
-            with self.helper:
-                self.go(other)
-        except KeyboardInterrupt:
-            self.archive.interrupted = True
+    def done(self) -> Archive:
+        """All rounds."""
+        for each in _Round.all(self.sweep.max_states):
+            if not self.archive.interrupted:
+                self.go(each)
         return self.archive
 
-    def go(self, other: Future[Archive] | None) -> None:
+    def go(self, part: _Round) -> None:
+        """One round."""
+        self.round = part.after(self.archive.states, self.runs)
+        try:
+            with Helper(self.is_large) as self.helper:
+                self.search()
+        except KeyboardInterrupt:
+            self.archive.interrupted = True
+
+    def search(self) -> None:
         """Down the levels, then over all that have an answer, from the top and back."""
         levels = self.levels()
         self.plant(levels)
         self.guess(levels)
         self.descend(levels)
         self.deepen(levels[0] - levels[1] if len(levels) > 1 else 1)
-        for point in () if other is None else other.result().points:
-            self.archive.add(point.padded(self.problems[point.problem].problem.tensor_count))
+        self.reach(levels)
         reached = [limit for limit in levels if self.archive.within(limit) is not None]
         turns = [*reached, *reversed(reached)]
         for turn, limit in enumerate(turns):
             self.climb(limit, len(turns) - turn)
+        self.polish(reached)
 
     def plant(self, levels: Sequence[int]) -> None:
         """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
-        until = self.sweep.max_runs // _PLANTED
+        until = self.runs + self.round.runs // _PLANTED
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
             for order in orders if problem.links is None else ():
-                for sequence in islice(self.seeds.of(problem, order, levels), self.sweep.max_states // 20):
+                for sequence in islice(self.seeds.of(problem, order, levels), self.round.states // 20):
                     if self.over() or self.runs >= until:
                         return
                     self.count(len(sequence))
@@ -215,7 +271,7 @@ class _SweepSearch:
 
     def guess(self, levels: Sequence[int]) -> None:
         """What the best choices at the peak of each order keep, at each level, as far as a part of the effort goes. Links have no guess."""
-        until = self.archive.states + self.sweep.max_states // _GUESSED
+        until = self.archive.states + self.round.states // _GUESSED
         plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
         guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which] if len(order)]
         for limit, (which, each) in product(levels, guesses):
@@ -226,7 +282,7 @@ class _SweepSearch:
     def levels(self) -> list[int]:
         """Limits from just under the peak of the fastest order seen down to what is resident."""
         top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
-        count = min(self.sweep.levels, max(_FEW, self.sweep.max_states // _STATES))
+        count = min(self.sweep.levels, max(_FEW, self.round.states // _STATES))
         return [top - (top - floor) * step // count for step in range(1, count)]
 
     def descend(self, levels: Sequence[int]) -> None:
@@ -257,7 +313,7 @@ class _SweepSearch:
 
     def deepen(self, step: int) -> None:
         """Change the leanest schedule, again and again, for ones that are leaner: where rules end, exceptions may still lead on."""
-        until, stale = self.archive.states + self.sweep.max_states // _DEEPER, 0
+        until, stale = self.archive.states + self.round.states // _DEEPER, 0
         while self.archive.states < until and stale < _STALE and not self.over():
             point = self.archive.points[0]
             limit = point.peak_bytes - max(1, step // _FINE)
@@ -307,14 +363,46 @@ class _SweepSearch:
         """Change the fastest schedule within the limit, again and again; this turn's share of what effort is left."""
         self.repeat_near(limit)
         point, stale = self.archive.within(limit), 0
-        states = self.archive.states + (self.sweep.max_states - self.archive.states) // turns
-        runs = self.runs + (self.sweep.max_runs - self.runs) // turns
+        share = 1 / _LOCAL if self.problems[0].links is None else 0.0
+        states = self.archive.states + int(self.round.end_states - share * self.round.states - self.archive.states) // turns
+        runs = self.runs + int(self.round.end_runs - share * self.round.runs - self.runs) // turns
         while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
             before = self.archive.states
             best = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
             stale = stale + _AT_ONCE if self.archive.states == before else 0
             if best.time_us <= point.time_us:
                 point = best
+
+    def reach(self, levels: Sequence[int]) -> None:
+        """Local moves from the leanest schedule to the levels below, until one is not come by. They find ways where eviction ends."""
+        for limit in levels:
+            point = self.archive.points[0]
+            if limit < point.peak_bytes and not self.move(point, limit, self.round.states // _REACH):
+                return
+
+    def polish(self, reached: Sequence[int]) -> None:
+        """Local moves at each level that has an answer, with what is left of the round."""
+        for turn, limit in enumerate(reached):
+            point = self.archive.within(limit)
+            if point is not None:
+                self.move(point, limit, (self.round.end_states - self.archive.states) // (len(reached) - turn))
+
+    def move(self, point: Point, limit: int, states: int) -> bool:
+        """Local moves from a point, as many as take as long as so many states; whether the limit was kept. All of them, or the search ends."""
+        problem, runs = self.problems[point.problem], states * len(point.sequence)
+        if problem.links is not None or states < 1 or self.over():
+            return False
+        if self.archive.states + states > self.sweep.max_states or self.runs + runs > self.sweep.max_runs:
+            self.stopped = True
+            return False
+        moves = replace(self.moves, moves=states * MOVES_A_STATE)
+        found = moves.improved(problem, point.sequence, limit, self.neighbours.random)
+        self.archive.states += states
+        self.runs += runs
+        if found is None:
+            return False
+        self.see(point.problem, found)
+        return True
 
     def around(self, point: Point) -> list[tuple[int, Recipe]]:
         return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
@@ -324,7 +412,7 @@ class _SweepSearch:
         fresh: list[tuple[int, Recipe]] = []
         for which, recipe in recipes:
             digest = recipe.digest(which, limit)
-            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.sweep.max_states:
+            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.most_states:
                 self.tried.add(digest)
                 fresh.append((which, recipe))
 
@@ -356,8 +444,12 @@ class _SweepSearch:
         self.archive.add(point)
         return point
 
+    @property
+    def most_states(self) -> int:
+        return min(self.round.end_states, self.sweep.max_states)
+
     def over(self) -> bool:
-        if self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs or self.stopped:
+        if self.archive.states >= self.most_states or self.runs >= min(self.round.end_runs, self.sweep.max_runs) or self.stopped:
             return True
         self.archive.out_of_time |= time.monotonic() > self.deadline
         return self.archive.out_of_time
