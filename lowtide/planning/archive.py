@@ -56,11 +56,10 @@ class CandidateArchive:
     def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> CandidateArchive:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         known, seeds = self, Seeds()
-        wanted = [
-            sweep
-            for which, sweep in enumerate(sweeps)
-            if not any(other.holds(sweep) for other in (*known.done, *(each for each in sweeps[which + 1 :] if math.isinf(each.max_seconds))))
-        ]
+        wanted: list[Sweep] = []
+        for sweep in reversed(sweeps):  # what a later one or what was done holds need not be done for itself
+            if not any(other.holds(sweep) for other in (*known.done, *wanted)):
+                wanted.insert(0, sweep)
         for sweep, listening in zip(wanted, in_turn(listener, wanted), strict=True):
             known = known._and(sweep, sweep.explore(self.problems, self.orders, seeds, listening))
             if known.stopped:

@@ -7,11 +7,12 @@ The sweep goes down from the peak of the fastest order without recomputation, in
 finds nothing any more. At each level it evicts under several rules, from every order given and from the best schedules seen so far. Then it
 climbs at each level: another rule, some of what is repeated left out, exceptions from the rule for single tensors; eviction makes a whole
 right schedule of whatever that is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built
-and costed, and in the runs that they hold, so that large graphs do not take longer. All of this is done in rounds, each of about twice the effort of the one before,
-which go on from what was found: a search with more effort does what one with less does, and then more, and so is never worse. With
-swapping that holds of states, and not of runs.
+and costed, and in the runs that they hold, so that large graphs do not take longer.
 
-In each round local moves (`remat.local_moves`) go on from the leanest schedule to where eviction finds none, and then improve each level.
+All of this is done in rounds of growing effort, none of which depends on when the search is stopped: a search of more states does what one
+of less does, and then more, so that it is never worse. Where something is swapped that holds of whole rounds, as one half of a round goes
+on from what the other has found by then. A whole round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on
+where eviction finds nothing, and from the best one of each level. They are no states.
 
 A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread.
 
@@ -26,9 +27,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from functools import partial
+from itertools import count, islice, product
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
@@ -98,9 +100,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_ENDS = (200, 600, 1400, 3000, 6600, 14_000, 30_000)  # states after each round; each that follows takes twice as many as the one before
-_ROUND_RUNS, _RUNS_A_STATE = 2_000_000, 1_000  # of a round, at least, and for each of its states
-_LOCAL, _REACH = 2, 32  # shares of a round: for local moves, and for one try of them to go lower
+_ROUNDS = ((600, 20_000_000), (6000, 6_000_000), (23_400, 20_000_000))  # states and runs of each; those that follow take twice as much each
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
 _RULES = 9  # that are tried at each level from each order
@@ -112,6 +112,7 @@ _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit
 _AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _LARGE = 500  # nodes of a problem for which a second thread is worth waking
+_POLISHED, _REACH = 6, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
@@ -122,19 +123,29 @@ class Sweep:
     """How far to look.
 
     levels: limits tried, from the peak without recomputation down to what is resident.
-    max_states: schedules built; local moves count for as many as take as long. With swapping, as many again.
+    max_states: schedules built. With swapping, as many again.
     max_runs: the runs of nodes in all these schedules together.
     max_seconds: only stops the search, and the answer says so.
     """
 
     levels: int = 96
     max_states: int = 30_000
-    max_runs: int = 40_000_000
+    max_runs: int = 46_000_000
     max_seconds: float = math.inf
 
     def holds(self, other: Sweep) -> bool:
         """Whether all that another search finds that nothing stops is found by this one, too."""
         return self.levels == other.levels and self.max_states >= other.max_states and self.max_runs >= other.max_runs
+
+    def rounds(self) -> Iterator[_Round]:
+        """The parts of this search, as far as it goes."""
+        states, runs, (most_states, most_runs) = self.max_states, self.max_runs, _ROUNDS[0]
+        for number in count():
+            most_states, most_runs = _ROUNDS[number] if number < len(_ROUNDS) else (2 * most_states, 2 * most_runs)
+            if states <= 0 or runs <= 0:
+                return
+            yield _Round(self.levels, most_states, most_runs, min(states, most_states), min(runs, most_runs))
+            states, runs = states - most_states, runs - most_runs
 
     def explore(
         self,
@@ -148,119 +159,117 @@ class Sweep:
         Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks. What the
         `listener` does changes nothing.
         """
-        seeds = seeds or Seeds()
-        plain = _SweepSearch(self, [problem.without_links for problem in problems], orders, seeds, listener)
-        if all(problem.links is None for problem in problems):
-            return plain.done()
-        return _both(plain, _SweepSearch(self, problems, orders, seeds, listener))
+        seeds, found, plain_found, done_states = seeds or Seeds(), Archive(), Archive(), 0
+        deadline, swaps = time.monotonic() + self.max_seconds, any(problem.links is not None for problem in problems)
+        for each in self.rounds():
+            shares = done_states / self.max_states, each.end_states / self.max_states
+            listening = None if listener is None else partial(_of_all, listener, *shares)
+            plain = _SweepSearch(each, [problem.without_links for problem in problems], orders, seeds, listening, deadline)
+            plain.before = plain_found
+            both = _SweepSearch(each, problems, orders, seeds, listening, deadline) if swaps else None
+            found.merge(plain.done() if both is None else _both(plain, both))
+            if found.interrupted or found.out_of_time:
+                break
+            plain_found.merge(plain.archive)
+            done_states += each.states
+        return found
+
+
+def _of_all(listener: Listener, before: float, weight: float, share: float, archive: Archive) -> None:
+    listener(before + weight * share, archive)
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A part of a search. What a search does before it is stopped does not depend on when that is, so that more effort is never worse."""
+    """A part of a search.
 
+    levels, states, runs: how far it looks, on which its shares depend. end_states, end_runs: where it is stopped.
+    """
+
+    levels: int
     states: int
-    end_states: int = 0
-    end_runs: int = 0
-
-    @classmethod
-    def all(cls, max_states: int) -> Iterator[_Round]:
-        """Those that begin before so many states."""
-        end, number = 0, 0
-        while end < max_states:
-            begin, end = end, _ENDS[number] if number < len(_ENDS) else end + 2 * (end - begin)
-            yield cls(end - begin)
-            number += 1
+    runs: int
+    end_states: int
+    end_runs: int
 
     @property
-    def runs(self) -> int:
-        return max(_ROUND_RUNS, _RUNS_A_STATE * self.states)
-
-    def after(self, states: int, runs: int) -> _Round:
-        """The same behind what was done before."""
-        return replace(self, end_states=states + self.states, end_runs=runs + self.runs)
+    def is_whole(self) -> bool:
+        return self.end_states == self.states and self.end_runs == self.runs
 
 
 def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
-    """Two searches side by side; the one with swapping goes on from what the other found in rounds before, and so is never worse.
+    """Two searches side by side; the one with swapping climbs from what the other found, too, and so is never worse.
 
     Kernels run without Python's lock.
     """
     plain.beside, swapping.beside = swapping, plain
-    merged = swapping.archive
     with ThreadPoolExecutor(1) as pool:
-        for each in _Round.all(plain.sweep.max_states):
-            other = pool.submit(plain.go, each)
-            swapping.go(each)
-            plain.stopped |= merged.interrupted
-            try:
-                other.result()
-            except KeyboardInterrupt:
-                plain.stopped = merged.interrupted = True
-                other.result()
-            for point in plain.archive.points:
-                merged.add(point.padded(swapping.problems[point.problem].problem.tensor_count))
-            if merged.interrupted or plain.archive.interrupted:
-                break
-    merged.states += plain.archive.states
-    merged.interrupted |= plain.archive.interrupted
-    merged.out_of_time |= plain.archive.out_of_time
+        other = pool.submit(plain.done)
+        merged = swapping.done(other)
+        plain.stopped |= merged.interrupted
+        try:
+            merged.merge(other.result())
+        except KeyboardInterrupt:
+            plain.stopped = True
+            merged.merge(other.result())
+            merged.interrupted = True
     return merged
 
 
 class _SweepSearch:
-    moves = LocalMoves()
     beside: _SweepSearch | None = None  # that runs at the same time
-
-    round: _Round
-    helper: Helper
+    before: Archive | None = None  # what rounds before have found
+    moves = LocalMoves()
 
     def __init__(
-        self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds, listener: Listener | None
+        self,
+        part: _Round,
+        problems: Sequence[RematProblem],
+        orders: Sequence[Sequence[Ints]],
+        seeds: Seeds,
+        listener: Listener | None,
+        deadline: float,
     ) -> None:
-        self.sweep, self.problems, self.orders, self.seeds, self.listener = sweep, problems, orders, seeds, listener
+        self.round, self.problems, self.orders, self.seeds, self.listener = part, problems, orders, seeds, listener
         self.stopped = False
         self.archive, self.runs = Archive(), 0
         self.neighbours, self.tried = Neighbours(), set[bytes]()
         self.resting: dict[int, int] = {}  # by problem, the levels at which its orders are left alone
-        self.deadline = time.monotonic() + sweep.max_seconds
-        self.is_large = max(problem.problem.node_count for problem in problems) >= _LARGE
-        for which, order in ((which, order) for which, of in enumerate(orders) for order in of):
-            self.see(which, order)
+        self.deadline = deadline
+        self.helper = Helper(max(problem.problem.node_count for problem in problems) >= _LARGE)
 
-    def done(self) -> Archive:
-        """All rounds."""
-        for each in _Round.all(self.sweep.max_states):
-            if not self.archive.interrupted:
-                self.go(each)
-        return self.archive
-
-    def go(self, part: _Round) -> None:
-        """One round."""
-        self.round = part.after(self.archive.states, self.runs)
+    def done(self, other: Future[Archive] | None = None) -> Archive:
+        """All of it; where there is another search, what that found is climbed from, too."""
+        for which, orders in enumerate(self.orders):
+            for order in orders:
+                self.see(which, order)
         try:
-            with Helper(self.is_large) as self.helper:
-                self.search()
+            with self.helper:
+                self.go(other)
         except KeyboardInterrupt:
             self.archive.interrupted = True
+        return self.archive
 
-    def search(self) -> None:
+    def go(self, other: Future[Archive] | None) -> None:
         """Down the levels, then over all that have an answer, from the top and back."""
         levels = self.levels()
         self.plant(levels)
         self.guess(levels)
         self.descend(levels)
         self.deepen(levels[0] - levels[1] if len(levels) > 1 else 1)
-        self.reach(levels)
+        for point in () if other is None else other.result().points:
+            self.archive.add(point.padded(self.problems[point.problem].problem.tensor_count))
         reached = [limit for limit in levels if self.archive.within(limit) is not None]
         turns = [*reached, *reversed(reached)]
         for turn, limit in enumerate(turns):
             self.climb(limit, len(turns) - turn)
-        self.polish(reached)
+        if self.round.is_whole and self.problems[0].links is None:
+            self.go_lower(levels)
+            self.polish([limit for limit in levels if self.archive.within(limit) is not None])
 
     def plant(self, levels: Sequence[int]) -> None:
         """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
-        until = self.runs + self.round.runs // _PLANTED
+        until = self.round.runs // _PLANTED
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
             for order in orders if problem.links is None else ():
                 for sequence in islice(self.seeds.of(problem, order, levels), self.round.states // 20):
@@ -282,7 +291,7 @@ class _SweepSearch:
     def levels(self) -> list[int]:
         """Limits from just under the peak of the fastest order seen down to what is resident."""
         top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
-        count = min(self.sweep.levels, max(_FEW, self.round.states // _STATES))
+        count = min(self.round.levels, max(_FEW, self.round.states // _STATES))
         return [top - (top - floor) * step // count for step in range(1, count)]
 
     def descend(self, levels: Sequence[int]) -> None:
@@ -363,9 +372,8 @@ class _SweepSearch:
         """Change the fastest schedule within the limit, again and again; this turn's share of what effort is left."""
         self.repeat_near(limit)
         point, stale = self.archive.within(limit), 0
-        share = 1 / _LOCAL if self.problems[0].links is None else 0.0
-        states = self.archive.states + int(self.round.end_states - share * self.round.states - self.archive.states) // turns
-        runs = self.runs + int(self.round.end_runs - share * self.round.runs - self.runs) // turns
+        states = self.archive.states + (self.round.states - self.archive.states) // turns
+        runs = self.runs + (self.round.runs - self.runs) // turns
         while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
             before = self.archive.states
             best = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
@@ -373,32 +381,30 @@ class _SweepSearch:
             if best.time_us <= point.time_us:
                 point = best
 
-    def reach(self, levels: Sequence[int]) -> None:
-        """Local moves from the leanest schedule to the levels below, until one is not come by. They find ways where eviction ends."""
+    def go_lower(self, levels: Sequence[int]) -> None:
+        """Local moves from the leanest schedule to the levels below, until one is not come by."""
+        for point in () if self.before is None else self.before.points:
+            self.archive.add(point)
         for limit in levels:
             point = self.archive.points[0]
-            if limit < point.peak_bytes and not self.move(point, limit, self.round.states // _REACH):
+            if limit < point.peak_bytes and not self.move(point, limit, _REACH):
                 return
 
     def polish(self, reached: Sequence[int]) -> None:
-        """Local moves at each level that has an answer, with what is left of the round."""
-        for turn, limit in enumerate(reached):
+        """Local moves at each level that has an answer."""
+        for limit in reached:
             point = self.archive.within(limit)
             if point is not None:
-                self.move(point, limit, (self.round.end_states - self.archive.states) // (len(reached) - turn))
+                self.move(point, limit, _POLISHED * len(reached))
 
-    def move(self, point: Point, limit: int, states: int) -> bool:
-        """Local moves from a point, as many as take as long as so many states; whether the limit was kept. All of them, or the search ends."""
-        problem, runs = self.problems[point.problem], states * len(point.sequence)
-        if problem.links is not None or states < 1 or self.over():
+    def move(self, point: Point, limit: int, share: int) -> bool:
+        """Local moves from a point, as many as take about one in so many parts of the round; whether they kept the limit."""
+        self.archive.out_of_time |= time.monotonic() > self.deadline
+        if self.archive.out_of_time or self.stopped:
             return False
-        if self.archive.states + states > self.sweep.max_states or self.runs + runs > self.sweep.max_runs:
-            self.stopped = True
-            return False
-        moves = replace(self.moves, moves=states * MOVES_A_STATE)
-        found = moves.improved(problem, point.sequence, limit, self.neighbours.random)
-        self.archive.states += states
-        self.runs += runs
+        states = min(self.round.states, self.round.runs // len(point.sequence))
+        moves = replace(self.moves, moves=states * MOVES_A_STATE // share)
+        found = moves.improved(self.problems[point.problem], point.sequence, limit, self.neighbours.random)
         if found is None:
             return False
         self.see(point.problem, found)
@@ -412,7 +418,7 @@ class _SweepSearch:
         fresh: list[tuple[int, Recipe]] = []
         for which, recipe in recipes:
             digest = recipe.digest(which, limit)
-            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.most_states:
+            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.round.end_states:
                 self.tried.add(digest)
                 fresh.append((which, recipe))
 
@@ -437,19 +443,15 @@ class _SweepSearch:
 
     @property
     def share(self) -> float:
-        return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
+        return min(1.0, max(self.archive.states / self.round.end_states, self.runs / self.round.end_runs))
 
     def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:
         point = Point(*price_of(self.problems[which], sequence), which, sequence, recipe, roles)
         self.archive.add(point)
         return point
 
-    @property
-    def most_states(self) -> int:
-        return min(self.round.end_states, self.sweep.max_states)
-
     def over(self) -> bool:
-        if self.archive.states >= self.most_states or self.runs >= min(self.round.end_runs, self.sweep.max_runs) or self.stopped:
+        if self.archive.states >= self.round.end_states or self.runs >= self.round.end_runs or self.stopped:
             return True
         self.archive.out_of_time |= time.monotonic() > self.deadline
         return self.archive.out_of_time
