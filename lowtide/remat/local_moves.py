@@ -21,7 +21,7 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
-from lowtide.remat.cost import footprint_kernel
+from lowtide.remat.cost import footprint_kernel, price_of
 from lowtide.remat.problem import RematProblem
 
 MOVES_A_STATE = 48  # take about what eviction of the same sequence does
@@ -50,6 +50,8 @@ class LocalMoves:
 
     def improved(self, problem: RematProblem, sequence: Ints, limit_bytes: int, random: np.random.Generator) -> Ints | None:
         """The cheapest sequence within the limit that was come by from this one, which swaps nothing; None where there was none."""
+        if not len(sequence) or not problem.problem.tensor_count:  # there is nothing to move
+            return sequence if price_of(problem, sequence)[0] <= limit_bytes else None
         draws = random.random((self.moves, _DRAWS))
         room = np.empty(max(_ROOM * problem.problem.node_count, 2 * len(sequence)) + _CHAIN, np.int32)
         room[: len(sequence)] = sequence
