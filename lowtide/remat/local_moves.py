@@ -60,7 +60,7 @@ class LocalMoves:
         return found if len(found) else None
 
 
-class _Seen(NamedTuple):
+class _MoveLists(NamedTuple):
     """What is known of a sequence, and lists to work in."""
 
     first: Any  # [n] where each node first runs, the end for none
@@ -69,7 +69,7 @@ class _Seen(NamedTuple):
     chain: Any  # nodes that a move runs again
 
 
-class _Uses(NamedTuple):
+class _TensorUses(NamedTuple):
     """By tensor, as rows: twice each entry that reads it, and twice each that makes it and 1; the end reads what is kept."""
 
     ptr: Any
@@ -87,8 +87,8 @@ def _annealed(now: Any, count: Any, rule: Any, draws: Any, facts: Any, order: An
     price = mean_us / max(1.0, facts.tensor_bytes.mean())
     dearest = _MOST * price
     heat, cooling = _HOT * mean_us, (_COLD / _HOT) ** (1.0 / max(1, len(draws)))
-    seen = _Seen(*_lists(len(facts.cost_us), len(now)))
-    uses = _Uses(*_uses_of(now, count, seen, facts))
+    seen = _MoveLists(*_lists(len(facts.cost_us), len(now)))
+    uses = _TensorUses(*_uses_of(now, count, seen, facts))
     for move in range(len(draws)):
         if over == 0 and cost_us < best_us:
             best, best_us = now[:count].copy(), cost_us
@@ -132,7 +132,7 @@ def _annealed(now: Any, count: Any, rule: Any, draws: Any, facts: Any, order: An
         new_over = _over(new_footprint, limit)
         if _is_taken(more_us + price * (new_over - over), heat, draw):
             now, new, count, over, footprint, cost_us = new, now, new_count, new_over, new_footprint, cost_us + more_us
-            uses = _Uses(*_uses_of(now, count, seen, facts))
+            uses = _TensorUses(*_uses_of(now, count, seen, facts))
         elif kind < _REORDER:
             _look(now, count, seen)
     return best
@@ -177,7 +177,7 @@ def _look(sequence: Any, count: Any, seen: Any) -> None:
 
 @kernel(inner=True)
 def _uses_of(sequence: Any, count: Any, seen: Any, facts: Any) -> Any:
-    """The rows of `_Uses`; looks at nodes, too."""
+    """The rows of `_TensorUses`; looks at nodes, too."""
     _look(sequence, count, seen)
     ptr = np.zeros(len(facts.kept) + 2, np.int64)
     for tensor in range(len(facts.kept)):
