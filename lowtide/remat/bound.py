@@ -137,7 +137,7 @@ class Crossing:
         kept[self._tensors] |= chosen[:tensors]
         kept &= ~remade
         again_us = float(self.problem.cost_us[self._nodes[chosen[2 * tensors :] & ~self.problem.is_view[self._nodes]]].sum())
-        return Corner(kept, int(self._sizes[kept].sum()), again_us)
+        return Corner(kept, int(self._sizes[kept & ~self._own].sum()), again_us)
 
     @property
     def _own(self) -> Mask:
