@@ -352,10 +352,10 @@ def _chain(maker: Any, at: Any, most_runs: Any, choices: Any, seen: Any, uses: A
 
 @kernel(inner=True, borrows=True)
 def _is_in_chain(node: Any, length: Any, chain: Any) -> bool:
-    found = False
+    is_known = False
     for position in range(length):
-        found = found or chain[position] == node
-    return found
+        is_known = is_known or chain[position] == node
+    return is_known
 
 
 @kernel(inner=True, borrows=True)
