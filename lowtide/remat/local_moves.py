@@ -56,8 +56,8 @@ class LocalMoves:
         room = np.empty(max(_ROOM * problem.problem.node_count, 2 * len(sequence)) + _CHAIN, np.int32)
         room[: len(sequence)] = sequence
         rule = limit_bytes - problem.problem.resident_bytes, self.most_runs, self.reorders
-        found: Ints = _annealed(room, len(sequence), rule, draws, problem.facts, problem.first_run_order)
-        return found if len(found) else None
+        known: Ints = _annealed(room, len(sequence), rule, draws, problem.facts, problem.first_run_order)
+        return known if len(known) else None
 
 
 class _MoveLists(NamedTuple):
@@ -299,7 +299,7 @@ def _room_made(count: Any, footprint: Any, limit: Any, most_runs: Any, draw: Any
         if footprint[at] > limit:
             break
         at = (at + 1) % count
-    tensor, target, most, found = -1, 0, -1.0, 0
+    tensor, target, most, known = -1, 0, -1.0, 0
     candidate = int(draw[5] * len(facts.kept))
     for _ in range(_LOOKS):
         candidate = (candidate + 1 + int(draw[6] * _STRIDE)) % len(facts.kept)
@@ -312,8 +312,8 @@ def _room_made(count: Any, footprint: Any, limit: Any, most_runs: Any, draw: Any
         worth = facts.tensor_bytes[candidate] / max(1e-9, facts.cost_us[maker])
         if worth > most:
             tensor, target, most = candidate, after, worth
-        found += 1
-        if found == _TRIES:
+        known += 1
+        if known == _TRIES:
             break
     if tensor < 0:
         return 0, 0

@@ -159,20 +159,20 @@ class Sweep:
         Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks. What the
         `listener` does changes nothing.
         """
-        seeds, found, plain_found, done_states = seeds or Seeds(), Archive(), Archive(), 0
+        seeds, known, plain_known, done_states = seeds or Seeds(), Archive(), Archive(), 0
         deadline, swaps = time.monotonic() + self.max_seconds, any(problem.links is not None for problem in problems)
         for each in self.rounds():
             shares = done_states / self.max_states, each.end_states / self.max_states
             listening = None if listener is None else partial(_of_all, listener, *shares)
             plain = _SweepSearch(each, [problem.without_links for problem in problems], orders, seeds, listening, deadline)
-            plain.before = plain_found
+            plain.before = plain_known
             both = _SweepSearch(each, problems, orders, seeds, listening, deadline) if swaps else None
-            found.merge(plain.done() if both is None else _both(plain, both))
-            if found.interrupted or found.out_of_time:
+            known.merge(plain.done() if both is None else _both(plain, both))
+            if known.interrupted or known.out_of_time:
                 break
-            plain_found.merge(plain.archive)
+            plain_known.merge(plain.archive)
             done_states += each.states
-        return found
+        return known
 
 
 def _of_all(listener: Listener, before: float, weight: float, share: float, archive: Archive) -> None:
@@ -404,10 +404,10 @@ class _SweepSearch:
             return False
         states = min(self.round.states, self.round.runs // len(point.sequence))
         moves = replace(self.moves, moves=states * MOVES_A_STATE // share)
-        found = moves.improved(self.problems[point.problem], point.sequence, limit, self.neighbours.random)
-        if found is None:
+        known = moves.improved(self.problems[point.problem], point.sequence, limit, self.neighbours.random)
+        if known is None:
             return False
-        self.see(point.problem, found)
+        self.see(point.problem, known)
         return True
 
     def around(self, point: Point) -> list[tuple[int, Recipe]]:
