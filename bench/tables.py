@@ -233,7 +233,7 @@ def _algebra() -> str:
 
 def _searched() -> str:
     """With which effort, and what the default is."""
-    default = sum(sweep.max_states for sweep in Effort.NORMAL.sweeps)
+    default = Effort.NORMAL.sweeps[-1].max_states
     return f"The search is `Sweep()`, of {Sweep().max_states:,} schedules; the default effort looks at {default:,} at most."
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from lowtide.problems.order import Ints
 from lowtide.problems.status import Status
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
+from lowtide.remat.cost import price_of
+from lowtide.remat.local_moves import LocalMoves
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.remat.seeds import Seeds
@@ -26,6 +29,8 @@ from research.addresses.spaces import place_in_spaces
 from yardstick.files import limits_of
 from yardstick.problems import Instance, order_problem, place_problem, remat_problem, sequence_of, spaced_problem
 
+_SEEDS, _MOVES_A_STATE = 6, 60  # at each limit, as many local moves for each state of the search
+TWICE = LocalMoves(most_runs=2, reorders=False)
 _SAME = 1e-9  # sums of whole numbers in floats are as near as that
 
 
@@ -47,8 +52,8 @@ class Finding:
 class Effort:
     """How far engines look. Seconds only stop them."""
 
-    max_states: int = 6000  # schedules of a search under limits, and states of an exact order
-    max_runs: int = 6_000_000
+    max_states: int = 6600  # schedules of a search under limits, and states of an exact order
+    max_runs: int = 26_000_000
     max_seconds: float = 40.0
 
     @property
@@ -103,7 +108,7 @@ def _sequences(graph: Instance, problem: str, effort: Effort) -> Iterator[Findin
     bounds = TimeBound(remat)
     least = {limit: bounds.us(limit) for limit in limits_of(graph)}
     possible = [limit for limit, bound in least.items() if math.isfinite(bound)]
-    archive = _searched(remat, problem, effort) if possible and effort.max_states else Archive()
+    archive = _searched(remat, problem, effort, possible) if possible and effort.max_states else Archive()
     seconds = time.perf_counter() - start
     for limit, bound in least.items():
         point = archive.within(limit)
@@ -113,13 +118,35 @@ def _sequences(graph: Instance, problem: str, effort: Effort) -> Iterator[Findin
         yield Finding(graph["name"], problem, limit, answer, whole, str(effort), seconds, is_possible)
 
 
-def _searched(remat: RematProblem, problem: str, effort: Effort) -> Archive:
+def _searched(remat: RematProblem, problem: str, effort: Effort, limits: Sequence[int]) -> Archive:
+    """What the search finds whatever the limit; where nothing is copied local moves go on at each limit, the widest first."""
     given = np.arange(remat.problem.node_count, dtype=np.int32)
     if problem == "remat-twice":
-        return _TwiceSearch(effort.sweep, remat, given).done()
-    orders: list[Ints] = [given, prompt(remat, given)]
-    orders.append(np.array(schedule(remat.problem, AutoOrder(max_seconds=effort.max_seconds)).order, np.int32))
-    return effort.sweep.explore([remat], [_distinct(orders)])
+        archive, moves = _twice(effort.sweep, remat, given), TWICE
+    else:
+        orders: list[Ints] = [given, prompt(remat, given)]
+        orders.append(np.array(schedule(remat.problem, AutoOrder(max_seconds=effort.max_seconds)).order, np.int32))
+        archive, moves = effort.sweep.explore([remat], [_distinct(orders)]), LocalMoves()
+    if problem != "offload":
+        for limit, seed in product(sorted(limits, reverse=True), range(_SEEDS)):
+            _move(remat, archive, limit, replace(moves, moves=effort.max_states * _MOVES_A_STATE // _SEEDS), seed)
+    return archive
+
+
+def _move(remat: RematProblem, archive: Archive, limit: int, moves: LocalMoves, seed: int) -> None:
+    """Local moves at a limit: now from the best that is known, now from what is leanest or fastest."""
+    known = archive.within(limit) or archive.points[0]
+    start = (known, archive.points[-1], archive.points[0])[seed % 3]
+    found = moves.improved(remat, start.sequence, limit, np.random.default_rng(seed))
+    if found is not None:
+        archive.add(Point(*price_of(remat, found), 0, found))
+
+
+def _twice(sweep: Sweep, remat: RematProblem, given: Ints) -> Archive:
+    archive, deadline = _TwiceArchive(), time.monotonic() + sweep.max_seconds
+    for part in sweep.rounds():
+        archive.merge(_TwiceSearch(part, [remat], [[given]], Seeds(), None, deadline).done())
+    return archive
 
 
 def _distinct(orders: Iterable[Ints]) -> list[Ints]:
@@ -137,8 +164,10 @@ class _TwiceArchive(Archive):
 
 
 class _TwiceSearch(_SweepSearch):
-    """The search from the given order alone, which climbs from such sequences alone."""
+    """A round of the search from the given order alone, which climbs from such sequences alone."""
 
-    def __init__(self, sweep: Sweep, remat: RematProblem, given: Ints) -> None:
-        super().__init__(sweep, [remat], [[given]], Seeds(), None)
+    moves = TWICE
+
+    def __init__(self, part: Any, *others: Any) -> None:
+        super().__init__(part, *others)
         self.archive = _TwiceArchive()

@@ -1,7 +1,7 @@
 """Fills the table of best values with what lowtide's engines find; what is there and is better stays.
 
     python -m yardstick.fill [--instances NAME ...] [--problems order place spaces remat remat-twice offload]
-                             [--states 6000] [--runs 6000000] [--seconds 40]
+                             [--states 6600] [--runs 26000000] [--seconds 40]
 
 Every answer is judged by `yardstick.check` before it is written.
 """

@@ -56,9 +56,11 @@ class CandidateArchive:
     def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> CandidateArchive:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         known, seeds = self, Seeds()
-        for sweep, listening in zip(sweeps, in_turn(listener, sweeps), strict=True):
-            if _without_cap(sweep) in known.done:
-                continue
+        wanted: list[Sweep] = []
+        for sweep in reversed(sweeps):  # what a later one or what was done holds need not be done for itself
+            if not any(other.holds(sweep) for other in (*known.done, *wanted)):
+                wanted.insert(0, sweep)
+        for sweep, listening in zip(wanted, in_turn(listener, wanted), strict=True):
             known = known._and(sweep, sweep.explore(self.problems, self.orders, seeds, listening))
             if known.stopped:
                 return known

@@ -124,6 +124,7 @@ class Crossing:
         tensors, nodes = len(self._tensors), len(self._nodes)
         keep = np.minimum(np.floor(price * self._units * self._sizes[self._tensors]), _MOST).astype(np.int64)
         cost, gain = np.zeros(2 * tensors + nodes, np.int64), np.zeros(2 * tensors + nodes, np.int64)
+        keep[self._own[self._tensors]] = 0  # the node itself holds them, whoever reads them afterwards
         cost[:tensors] = np.where(self.wanted[self._tensors], 0, keep)
         cost[2 * tensors :] = self._again
         gain[tensors : 2 * tensors] = np.where(self.problem.problem.producer[self._tensors] >= 0, keep, 0)
@@ -136,7 +137,14 @@ class Crossing:
         kept[self._tensors] |= chosen[:tensors]
         kept &= ~remade
         again_us = float(self.problem.cost_us[self._nodes[chosen[2 * tensors :] & ~self.problem.is_view[self._nodes]]].sum())
-        return Corner(kept, int(self._sizes[kept].sum()), again_us)
+        return Corner(kept, int(self._sizes[kept & ~self._own].sum()), again_us)
+
+    @property
+    def _own(self) -> Mask:
+        """[m] what the node itself reads."""
+        base, own = self.problem.problem, np.zeros_like(self.present)
+        own[base.read_ids[base.read_ptr[self.node] : base.read_ptr[self.node + 1]]] = True
+        return own
 
     @property
     def _sizes(self) -> NDArray[np.int64]:

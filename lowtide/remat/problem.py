@@ -37,6 +37,15 @@ from lowtide.remat.state import records
 _HOST_ALONE, _DEVICE_ALONE = 0.5, 1.5  # times as long as the host takes: from where on the one or the other is all that counts
 
 
+class FirstRunOrder(NamedTuple):
+    """By node those that first run before it and those that do so behind it, as rows; views, which are in no sequence, have none behind."""
+
+    pred_ptr: Ints
+    pred_ids: Ints
+    succ_ptr: Ints
+    succ_ids: Ints
+
+
 class Clocks(NamedTuple):
     """What a run of each node takes, by both clocks."""
 
@@ -214,6 +223,20 @@ class RematProblem:
     def records(self) -> tuple[NDArray[Any], NDArray[Any], Ints]:
         """The same as eviction takes it: to be copied."""
         return records(self.facts)
+
+    @cached_property
+    def first_run_order(self) -> FirstRunOrder:
+        """Which nodes of sequences first run before which."""
+        base = self.problem
+        before: list[set[int]] = []
+        rows = np.split(base.pred_ids, base.pred_ptr[1:-1])
+        for row in (each.tolist() for each in rows):  # nodes are numbered as they may run
+            before.append({node for pred in row for node in (before[pred] if self.is_view[pred] else (pred,))})
+        behind: list[list[int]] = [[] for _ in before]
+        for node in np.flatnonzero(~self.is_view).tolist():
+            for pred in before[node]:
+                behind[pred].append(node)
+        return FirstRunOrder(*rows_of([sorted(each) for each in before]), *rows_of(behind))
 
     def by_bytes(self, power: float) -> NDArray[np.float64]:
         """[m] what the bytes of each tensor count for in eviction's scores."""

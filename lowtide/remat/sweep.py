@@ -9,6 +9,11 @@ climbs at each level: another rule, some of what is repeated left out, exception
 right schedule of whatever that is (large neighbourhood search), and what is no slower goes on. Effort is counted in states, schedules built
 and costed, and in the runs that they hold, so that large graphs do not take longer.
 
+All of this is done in rounds of growing effort, none of which depends on when the search is stopped: a search of more states does what one
+of less does, and then more, so that it is never worse. Where something is swapped that holds of whole rounds, as one half of a round goes
+on from what the other has found by then. A whole round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on
+where eviction finds nothing, and from the best one of each level. They are no states.
+
 A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread.
 
 First guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
@@ -23,8 +28,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice, product
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice, product
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
@@ -36,6 +42,7 @@ from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.bound import Crossing
 from lowtide.remat.cost import cost_of, price_of
 from lowtide.remat.eviction import Bias, EvictionResult, ScoreWeights, evict
+from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.neighbours import RULES, Neighbours
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
@@ -93,6 +100,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_ROUNDS = ((600, 20_000_000), (6000, 6_000_000), (23_400, 20_000_000))  # states and runs of each; those that follow take twice as much each
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
 _RULES = 9  # that are tried at each level from each order
@@ -104,6 +112,7 @@ _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit
 _AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _LARGE = 500  # nodes of a problem for which a second thread is worth waking
+_POLISHED, _REACH = 6, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
@@ -121,8 +130,22 @@ class Sweep:
 
     levels: int = 96
     max_states: int = 30_000
-    max_runs: int = 20_000_000
+    max_runs: int = 46_000_000
     max_seconds: float = math.inf
+
+    def holds(self, other: Sweep) -> bool:
+        """Whether all that another search finds that nothing stops is found by this one, too."""
+        return self.levels == other.levels and self.max_states >= other.max_states and self.max_runs >= other.max_runs
+
+    def rounds(self) -> Iterator[_Round]:
+        """The parts of this search, as far as it goes."""
+        states, runs, (most_states, most_runs) = self.max_states, self.max_runs, _ROUNDS[0]
+        for number in count():
+            most_states, most_runs = _ROUNDS[number] if number < len(_ROUNDS) else (2 * most_states, 2 * most_runs)
+            if states <= 0 or runs <= 0:
+                return
+            yield _Round(self.levels, most_states, most_runs, min(states, most_states), min(runs, most_runs))
+            states, runs = states - most_states, runs - most_runs
 
     def explore(
         self,
@@ -136,11 +159,42 @@ class Sweep:
         Interrupted from the keyboard, it holds what was found by then. `seeds` holds what other searches have planned by blocks. What the
         `listener` does changes nothing.
         """
-        seeds = seeds or Seeds()
-        plain = _SweepSearch(self, [problem.without_links for problem in problems], orders, seeds, listener)
-        if all(problem.links is None for problem in problems):
-            return plain.done()
-        return _both(plain, _SweepSearch(self, problems, orders, seeds, listener))
+        seeds, known, plain_known, done_states = seeds or Seeds(), Archive(), Archive(), 0
+        deadline, swaps = time.monotonic() + self.max_seconds, any(problem.links is not None for problem in problems)
+        for each in self.rounds():
+            shares = done_states / self.max_states, each.end_states / self.max_states
+            listening = None if listener is None else partial(_of_all, listener, *shares)
+            plain = _SweepSearch(each, [problem.without_links for problem in problems], orders, seeds, listening, deadline)
+            plain.before = plain_known
+            both = _SweepSearch(each, problems, orders, seeds, listening, deadline) if swaps else None
+            known.merge(plain.done() if both is None else _both(plain, both))
+            if known.interrupted or known.out_of_time:
+                break
+            plain_known.merge(plain.archive)
+            done_states += each.states
+        return known
+
+
+def _of_all(listener: Listener, before: float, weight: float, share: float, archive: Archive) -> None:
+    listener(before + weight * share, archive)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A part of a search.
+
+    levels, states, runs: how far it looks, on which its shares depend. end_states, end_runs: where it is stopped.
+    """
+
+    levels: int
+    states: int
+    runs: int
+    end_states: int
+    end_runs: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.end_states == self.states and self.end_runs == self.runs
 
 
 def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
@@ -164,16 +218,24 @@ def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
 
 class _SweepSearch:
     beside: _SweepSearch | None = None  # that runs at the same time
+    before: Archive | None = None  # what rounds before have found
+    moves = LocalMoves()
 
     def __init__(
-        self, sweep: Sweep, problems: Sequence[RematProblem], orders: Sequence[Sequence[Ints]], seeds: Seeds, listener: Listener | None
+        self,
+        part: _Round,
+        problems: Sequence[RematProblem],
+        orders: Sequence[Sequence[Ints]],
+        seeds: Seeds,
+        listener: Listener | None,
+        deadline: float,
     ) -> None:
-        self.sweep, self.problems, self.orders, self.seeds, self.listener = sweep, problems, orders, seeds, listener
+        self.round, self.problems, self.orders, self.seeds, self.listener = part, problems, orders, seeds, listener
         self.stopped = False
         self.archive, self.runs = Archive(), 0
         self.neighbours, self.tried = Neighbours(), set[bytes]()
         self.resting: dict[int, int] = {}  # by problem, the levels at which its orders are left alone
-        self.deadline = time.monotonic() + sweep.max_seconds
+        self.deadline = deadline
         self.helper = Helper(max(problem.problem.node_count for problem in problems) >= _LARGE)
 
     def done(self, other: Future[Archive] | None = None) -> Archive:
@@ -201,13 +263,16 @@ class _SweepSearch:
         turns = [*reached, *reversed(reached)]
         for turn, limit in enumerate(turns):
             self.climb(limit, len(turns) - turn)
+        if self.round.is_whole and self.problems[0].links is None:
+            self.go_lower(levels)
+            self.polish([limit for limit in levels if self.archive.within(limit) is not None])
 
     def plant(self, levels: Sequence[int]) -> None:
         """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
-        until = self.sweep.max_runs // _PLANTED
+        until = self.round.runs // _PLANTED
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
             for order in orders if problem.links is None else ():
-                for sequence in islice(self.seeds.of(problem, order, levels), self.sweep.max_states // 20):
+                for sequence in islice(self.seeds.of(problem, order, levels), self.round.states // 20):
                     if self.over() or self.runs >= until:
                         return
                     self.count(len(sequence))
@@ -215,7 +280,7 @@ class _SweepSearch:
 
     def guess(self, levels: Sequence[int]) -> None:
         """What the best choices at the peak of each order keep, at each level, as far as a part of the effort goes. Links have no guess."""
-        until = self.archive.states + self.sweep.max_states // _GUESSED
+        until = self.archive.states + self.round.states // _GUESSED
         plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
         guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which] if len(order)]
         for limit, (which, each) in product(levels, guesses):
@@ -226,7 +291,7 @@ class _SweepSearch:
     def levels(self) -> list[int]:
         """Limits from just under the peak of the fastest order seen down to what is resident."""
         top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
-        count = min(self.sweep.levels, max(_FEW, self.sweep.max_states // _STATES))
+        count = min(self.round.levels, max(_FEW, self.round.states // _STATES))
         return [top - (top - floor) * step // count for step in range(1, count)]
 
     def descend(self, levels: Sequence[int]) -> None:
@@ -257,7 +322,7 @@ class _SweepSearch:
 
     def deepen(self, step: int) -> None:
         """Change the leanest schedule, again and again, for ones that are leaner: where rules end, exceptions may still lead on."""
-        until, stale = self.archive.states + self.sweep.max_states // _DEEPER, 0
+        until, stale = self.archive.states + self.round.states // _DEEPER, 0
         while self.archive.states < until and stale < _STALE and not self.over():
             point = self.archive.points[0]
             limit = point.peak_bytes - max(1, step // _FINE)
@@ -307,14 +372,43 @@ class _SweepSearch:
         """Change the fastest schedule within the limit, again and again; this turn's share of what effort is left."""
         self.repeat_near(limit)
         point, stale = self.archive.within(limit), 0
-        states = self.archive.states + (self.sweep.max_states - self.archive.states) // turns
-        runs = self.runs + (self.sweep.max_runs - self.runs) // turns
+        states = self.archive.states + (self.round.states - self.archive.states) // turns
+        runs = self.runs + (self.round.runs - self.runs) // turns
         while point and self.archive.states < states and self.runs <= runs and stale < _STALE and not self.over():
             before = self.archive.states
             best = min(self.attempts(limit, self.around(point)), key=lambda each: each.time_us, default=point)
             stale = stale + _AT_ONCE if self.archive.states == before else 0
             if best.time_us <= point.time_us:
                 point = best
+
+    def go_lower(self, levels: Sequence[int]) -> None:
+        """Local moves from the leanest schedule to the levels below, until one is not come by."""
+        for point in () if self.before is None else self.before.points:
+            self.archive.add(point)
+        for limit in levels:
+            point = self.archive.points[0]
+            if limit < point.peak_bytes and not self.move(point, limit, _REACH):
+                return
+
+    def polish(self, reached: Sequence[int]) -> None:
+        """Local moves at each level that has an answer."""
+        for limit in reached:
+            point = self.archive.within(limit)
+            if point is not None:
+                self.move(point, limit, _POLISHED * len(reached))
+
+    def move(self, point: Point, limit: int, share: int) -> bool:
+        """Local moves from a point, as many as take about one in so many parts of the round; whether they kept the limit."""
+        self.archive.out_of_time |= time.monotonic() > self.deadline
+        if self.archive.out_of_time or self.stopped:
+            return False
+        states = min(self.round.states, self.round.runs // len(point.sequence))
+        moves = replace(self.moves, moves=states * MOVES_A_STATE // share)
+        known = moves.improved(self.problems[point.problem], point.sequence, limit, self.neighbours.random)
+        if known is None:
+            return False
+        self.see(point.problem, known)
+        return True
 
     def around(self, point: Point) -> list[tuple[int, Recipe]]:
         return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
@@ -324,7 +418,7 @@ class _SweepSearch:
         fresh: list[tuple[int, Recipe]] = []
         for which, recipe in recipes:
             digest = recipe.digest(which, limit)
-            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.sweep.max_states:
+            if digest not in self.tried and not self.over() and self.archive.states + len(fresh) < self.round.end_states:
                 self.tried.add(digest)
                 fresh.append((which, recipe))
 
@@ -349,7 +443,7 @@ class _SweepSearch:
 
     @property
     def share(self) -> float:
-        return min(1.0, max(self.archive.states / max(1, self.sweep.max_states), self.runs / max(1, self.sweep.max_runs)))
+        return min(1.0, max(self.archive.states / self.round.end_states, self.runs / self.round.end_runs))
 
     def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:
         point = Point(*price_of(self.problems[which], sequence), which, sequence, recipe, roles)
@@ -357,7 +451,7 @@ class _SweepSearch:
         return point
 
     def over(self) -> bool:
-        if self.archive.states >= self.sweep.max_states or self.runs >= self.sweep.max_runs or self.stopped:
+        if self.archive.states >= self.round.end_states or self.runs >= self.round.end_runs or self.stopped:
             return True
         self.archive.out_of_time |= time.monotonic() > self.deadline
         return self.archive.out_of_time

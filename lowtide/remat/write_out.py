@@ -106,7 +106,7 @@ class HostBook:
                 )
 
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Rematerialised:
         """Indices of the new nodes that store, drop and load."""
         return tuple(index for index, node in enumerate(self.graph.nodes) if is_transfer(node))
 
-    def of_origins(self, items: Sequence[Item], otherwise: Item) -> tuple[Item, ...]:
+    def of_origins(self, items: Sequence[T], otherwise: T) -> tuple[T, ...]:
         """By new node: the item of the old node that it is a copy of; `otherwise` for a store, drop or load."""
         return tuple(items[origin] if origin >= 0 else otherwise for origin in self.origins)
 

@@ -22,8 +22,9 @@ from tests.sequences import RULES, linked, stored_chain
 
 
 def choices(moment: Crossing) -> list[tuple[int, float]]:
-    """(bytes kept, time) of every choice: each tensor that was made before is kept, made again, or not there."""
+    """(bytes kept, time) of every choice: each tensor that was made before is kept, made again, or away; what the node reads is free."""
     problem, base = moment.problem, moment.problem.problem
+    own = set(base.reads.ids[base.reads.ptr[moment.node] : base.reads.ptr[moment.node + 1]].tolist())
     tensors, found = np.flatnonzero(moment.present).tolist(), []
     for ways in product(("kept", "again", "away"), repeat=len(tensors)):
         there = {tensor: way for tensor, way in zip(tensors, ways, strict=True) if way != "away"}
@@ -31,7 +32,7 @@ def choices(moment: Crossing) -> list[tuple[int, float]]:
         read = {tensor for run in runs if run >= 0 for tensor in base.reads.ids[base.reads.ptr[run] : base.reads.ptr[run + 1]].tolist()}
         possible = all(run >= 0 and problem.repeatable[run] for run in runs)
         if possible and (set(np.flatnonzero(moment.wanted).tolist()) | read) <= there.keys():
-            held_bytes = sum(int(base.tensor_bytes[tensor]) for tensor, way in there.items() if way == "kept")
+            held_bytes = sum(int(base.tensor_bytes[tensor]) for tensor, way in there.items() if way == "kept" and tensor not in own)
             found.append((held_bytes, float(sum(problem.cost_us[run] for run in runs))))
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -13,7 +15,7 @@ from lowtide.remat.eviction import evict
 from lowtide.remat.neighbours import RULES
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.seeds import Seeds
-from lowtide.remat.sweep import Sweep, _SweepSearch
+from lowtide.remat.sweep import Sweep, _Round, _SweepSearch
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps, time_bound_us
 from tests.problems import unhurried
@@ -69,7 +71,7 @@ def test_changes_of_the_leanest_schedule_lead_to_leaner_ones(optima) -> None:
     """From the order alone, without any rule's help, to less than it takes wherever less can be had."""
     for problem, order, least in optima:
         if least:
-            search = _SweepSearch(Sweep(max_states=3000), [problem], [[order]], Seeds(), None)
+            search = _SweepSearch(_Round(96, 3000, 10**6, 3000, 10**6), [problem], [[order]], Seeds(), None, math.inf)
             search.see(0, order)
             search.deepen(1)
             leanest = search.archive.points[0]
