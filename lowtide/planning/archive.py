@@ -21,7 +21,7 @@ from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.seeds import Seeds
-from lowtide.remat.sweep import Listener, Sweep
+from lowtide.remat.sweep import Sweep, SweepListener
 from lowtide.remat.write_out import rematerialise
 from lowtide.rewrite.rewritings import rule_reports
 from lowtide.schedule.cuts import lower_bound_bytes
@@ -53,7 +53,7 @@ class CandidateArchive:
             archive.add(Point(cost.peak_bytes, cost.time_us, which, sequence))
         return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)
 
-    def by(self, sweeps: Sequence[Sweep], listener: Listener | None = None) -> CandidateArchive:
+    def by(self, sweeps: Sequence[Sweep], listener: SweepListener | None = None) -> CandidateArchive:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
         known, seeds = self, Seeds()
         wanted: list[Sweep] = []

@@ -19,7 +19,7 @@ from lowtide.planning.exchange import overlapped
 from lowtide.planning.refusal import refusal, refuse_impossible, split_loss_text
 from lowtide.planning.request import Budget, ProgressWatch, Request
 from lowtide.planning.search_cache import SearchCache
-from lowtide.remat.sweep import Listener
+from lowtide.remat.sweep import SweepListener
 from lowtide.rewrite.rewritings import rule_reports
 
 
@@ -197,7 +197,7 @@ class Planner:
         return self._searched[-1][1]
 
 
-def _listener(known: CandidateArchive, request: Request) -> Listener | None:
+def _listener(known: CandidateArchive, request: Request) -> SweepListener | None:
     if request.watcher is None:
         return None
     return ProgressWatch(request.watcher, request.budget.memory_bytes, request.budget.latency, known.archive.points)

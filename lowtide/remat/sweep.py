@@ -69,7 +69,7 @@ class Guesses:
                 yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
 
 
-Given = TypeVar("Given")
+T = TypeVar("T")
 Made = TypeVar("Made")
 
 
@@ -87,7 +87,7 @@ class Helper:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def made_of(self, items: Sequence[Given], function: Callable[[Given], Made]) -> Iterator[Made]:
+    def made_of(self, items: Sequence[T], function: Callable[[T], Made]) -> Iterator[Made]:
         """What a function makes of each item, in their order, as far as it is asked for."""
         others = iter([self._pool.submit(function, item) for item in items[1::2]] if self._pool is not None else ())
         for position, item in enumerate(items):
@@ -115,7 +115,9 @@ _LARGE = 500  # nodes of a problem for which a second thread is worth waking
 _POLISHED, _REACH = 6, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
-Listener: TypeAlias = Callable[[float, Archive], None]  # the share of the effort that is done, and what was found; called by either thread
+SweepListener: TypeAlias = Callable[
+    [float, Archive], None
+]  # the share of the effort that is done, and what was found; called by either thread
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Sweep:
         problems: Sequence[RematProblem],
         orders: Sequence[Sequence[Ints]],
         seeds: Seeds | None = None,
-        listener: Listener | None = None,
+        listener: SweepListener | None = None,
     ) -> Archive:
         """The archive of these problems, each with some orders of its nodes as sequences; the same input always gives the same one.
 
@@ -175,7 +177,7 @@ class Sweep:
         return known
 
 
-def _of_all(listener: Listener, before: float, weight: float, share: float, archive: Archive) -> None:
+def _of_all(listener: SweepListener, before: float, weight: float, share: float, archive: Archive) -> None:
     listener(before + weight * share, archive)
 
 
@@ -227,7 +229,7 @@ class _SweepSearch:
         problems: Sequence[RematProblem],
         orders: Sequence[Sequence[Ints]],
         seeds: Seeds,
-        listener: Listener | None,
+        listener: SweepListener | None,
         deadline: float,
     ) -> None:
         self.round, self.problems, self.orders, self.seeds, self.listener = part, problems, orders, seeds, listener
