@@ -115,9 +115,8 @@ _LARGE = 500  # nodes of a problem for which a second thread is worth waking
 _POLISHED, _REACH = 6, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
-SweepListener: TypeAlias = Callable[
-    [float, Archive], None
-]  # the share of the effort that is done, and what was found; called by either thread
+# Called by either thread with the share of the effort that is done, and what was found.
+SweepListener: TypeAlias = Callable[[float, Archive], None]
 
 
 @dataclass(frozen=True)
