@@ -16,6 +16,7 @@ from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
 from lowtide.remat.eviction import go_through, warm_up_eviction
+from lowtide.remat.local_moves import warm_up_local_moves
 from lowtide.remat.seeds import warm_up_seeds
 from lowtide.remat.sweep import processors
 from lowtide.schedule import Auto, Beam, Exact, ProgramOrder, Solver
@@ -57,6 +58,7 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
     warm_up(solver)
     if limited:
         warm_up_eviction()
+        warm_up_local_moves()
         warm_up_seeds()
 
 
@@ -66,6 +68,7 @@ def compile_beside(limited: bool) -> None:
     warm_up_beside_search()
     if limited:
         warm_up_eviction()
+        warm_up_local_moves()
         warm_up_seeds()
 
 

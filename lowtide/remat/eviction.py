@@ -174,12 +174,17 @@ def _powers(power: float, chunks: int) -> NDArray[np.float64]:
     return np.array([1.0, *(float(distance) ** power for distance in range(1, chunks * _CHUNK + 1))])
 
 
-def warm_up_eviction() -> None:
-    """Compile the kernels, or load them, so that it is not the first search that waits."""
+def little_problem() -> tuple[RematProblem, Ints]:
+    """Two nodes, to warm up by, and their order."""
     problem = OrderProblem.of([8, 8], [Task("make", makes=(0,)), Task("use", makes=(1,), reads=(0,))], kept=[1])
     rows = Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
     remat = RematProblem(problem, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), rows)
-    order = remat.sequence_of(np.arange(2))
+    return remat, remat.sequence_of(np.arange(2))
+
+
+def warm_up_eviction() -> None:
+    """Compile the kernels, or load them, so that it is not the first search that waits."""
+    remat, order = little_problem()
     cost_of(remat, order)
     evict(remat, order, 16)
     first_wrong(remat, order)

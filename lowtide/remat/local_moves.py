@@ -22,6 +22,7 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import footprint_kernel, price_of
+from lowtide.remat.eviction import little_problem
 from lowtide.remat.problem import RematProblem
 
 MOVES_A_STATE = 48  # take about what eviction of the same sequence does
@@ -58,6 +59,11 @@ class LocalMoves:
         rule = limit_bytes - problem.problem.resident_bytes, self.most_runs, self.reorders
         known: Ints = _annealed(room, len(sequence), rule, draws, problem.facts, problem.first_run_order)
         return known if len(known) else None
+
+
+def warm_up_local_moves() -> None:
+    """Compile the kernels, or load them, so that it is not the first search that waits."""
+    LocalMoves(8).improved(*little_problem(), 16, np.random.default_rng(0))
 
 
 class _MoveLists(NamedTuple):
