@@ -44,7 +44,7 @@ def _trained(model: nn.Module, batch: torch.Tensor, optimizer: Callable[[Any], t
             step(batch)
 
 
-def _loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+def _loss(model: nn.Module, batch: torch.Tensor) -> Any:
     return model(batch).square().mean()
 
 
