@@ -70,7 +70,8 @@ class Candidate:
     generated: bool = False  # it runs generated kernels, which are faster than any order of torch's
     issue_us: tuple[float, ...] = ()  # by node, what it takes the host to issue it; empty where the host itself computes
     problem_of: Callable[[int], OrderProblem] | None = field(default=None, repr=False)  # by granule: a shorter way to the ordering problem
-    _known: list[tuple[tuple[object, ...], Any]] = field(default_factory=list, repr=False)  # what was asked, and the answer
+    # What was asked, and the answer: one that is made from this one by `replace` begins with nothing.
+    _known: list[tuple[tuple[object, ...], Any]] = field(init=False, default_factory=list, repr=False)
 
     @property
     def algebra_us(self) -> float:
@@ -78,8 +79,10 @@ class Candidate:
         return sum(applied_rule.cost_us for applied_rule in self.applied_rules)
 
     def timed(self, node_us: Sequence[float], issue_us: Sequence[float] = ()) -> Candidate:
-        """The same, knowing what its nodes take, and take the host beside; what was derived is kept."""
-        return dataclasses.replace(self, node_us=tuple(node_us), issue_us=tuple(issue_us))
+        """The same, knowing what its nodes take, and take the host beside; what was derived is kept, as times are part of its questions."""
+        timed = dataclasses.replace(self, node_us=tuple(node_us), issue_us=tuple(issue_us))
+        timed._known.extend(self._known)
+        return timed
 
     def order_problem(self, granule_bytes: int) -> OrderProblem:
         """The ordering problem, with sizes rounded up to the granule."""

@@ -45,3 +45,14 @@ def test_a_plan_under_a_limit_derives_everything_once(calls):
     least_bytes = kept.resident_bytes + (kept.peak_bytes - kept.resident_bytes) * 3 // 4
     assert plan(candidates, replace(REQUEST, budget=Budget(least_bytes))).cost_report.recomputed
     assert calls == {"order_problem": 1, "profile_of": 2}, "the graph that was written; the order was known"
+
+
+def test_what_was_derived_of_other_needs_is_derived_anew():
+    graph = network()
+    candidate = Candidate(graph, (0,) * len(graph.nodes))
+    peak_bytes = candidate.eager(1).peak_bytes
+    needing = replace(candidate, workspace_bytes=(1000,) * len(graph.nodes))
+    assert needing.eager(1).peak_bytes == peak_bytes + 1000
+    assert candidate.eager(1).peak_bytes == peak_bytes
+    timed = candidate.timed([1.0] * len(graph.nodes))
+    assert timed.eager(1) is candidate.eager(1)
