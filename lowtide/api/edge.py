@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide.edge.cuts import with_inputs_outside
@@ -90,8 +91,13 @@ def plan_edge(
     short, by how much, and sizes that would do.
     """
     network = _network(graph, sizes)
-    if extra_macs is not None and not (isinstance(extra_macs, (int, float)) and 0 <= extra_macs < 1e9):
+    for name, flag in (("cut", cut), ("inputs_outside", inputs_outside)):
+        if not isinstance(flag, bool):
+            raise FormatError(f"{name}: expected True or False, got {flag!r}")
+    if extra_macs is not None and (isinstance(extra_macs, bool) or not (isinstance(extra_macs, Real) and 0 <= extra_macs < 1e9)):
         raise FormatError(f"extra_macs: expected a share of 0 or more, or None, got {extra_macs!r}")
+    if extra_macs != 0 and not cut:
+        raise FormatError(f"extra_macs: expected it together with cut=True, got {extra_macs!r} without")
     request = EdgeRequest.of(
         with_inputs_outside(network) if inputs_outside else network,
         memories,

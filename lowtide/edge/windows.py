@@ -28,6 +28,10 @@ class SliceWindow:
         """[low, high) of an input that the entries [low, high) of the result read, padding with it."""
         return low * self.stride - self.before, (high - 1) * self.stride - self.before + self.kernel
 
+    def reads_padding_alone(self, extent: int, count: int) -> bool:
+        """Whether the first or the last of so many entries of a result reads nothing of an input's extent."""
+        return self.kernel <= self.before or (count - 1) * self.stride - self.before >= extent
+
 
 @dataclass(frozen=True, slots=True)
 class NodeWindows:
@@ -167,8 +171,11 @@ def _alone(graph: EdgeGraph, node: EdgeNode, tensor: int, windows: Mapping[int, 
     """Windows over one input, the only one that is no weight."""
     if any(at >= 0 and at != tensor and not is_weight(graph, at) for at in node.inputs) or is_weight(graph, tensor):
         return None
-    if len(graph.tensors[tensor].shape) != max(windows, default=0) + 1:
+    whole, result = graph.tensors[tensor].shape, graph.tensors[node.outputs[0]].shape
+    if len(whole) != max(windows, default=0) + 1:
         return None
+    if any(window.reads_padding_alone(whole[axis], result[axis]) for axis, window in windows.items()):
+        return None  # such a slice has nothing to be made of
     return NodeWindows(frozenset(windows), {tensor: windows}, all(each == SliceWindow() for each in windows.values()))
 
 

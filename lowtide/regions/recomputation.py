@@ -101,7 +101,7 @@ def _recomputation(node: Node, whole: Value) -> Recomputation | None:
         return None
 
     def write(uses: Uses, now: Mapping[Value, Value]) -> list[Node]:
-        return [_with(node, now, _again(uses, whole))]
+        return [_with(node, now, {whole: _again(uses, whole)})]
 
     return Recomputation(whole, node.inputs, write)
 
@@ -152,17 +152,17 @@ def _again(uses: Uses, value: Value) -> Value:
     return replace(value, name=name, storage=replace(value.storage, name=name))
 
 
-def _with(node: Node, now: Mapping[Value, Value], whole: Value | None = None) -> Node:
-    """A node that reads other values in the place of some; one that makes another value, too, waits for nothing else."""
+def _with(node: Node, now: Mapping[Value, Value], made: Mapping[Value, Value] | None = None) -> Node:
+    """A node that reads other values in the place of some. One that makes others, of which it makes no more, works nowhere in place."""
 
     def new(value: Value) -> Value:
         return now.get(value, value)
 
     kwargs = tuple((name, with_values(arg, new)) for name, arg in node.kwargs)
     inplace = tuple((new(value), form) for value, form in node.inplace)
-    outputs = node.outputs if whole is None else tuple(None if each is None else whole for each in node.outputs)
+    outputs = node.outputs if made is None else tuple(None if each is None else made.get(each) for each in node.outputs)
     args: tuple[Arg, ...] = tuple(with_values(arg, new) for arg in node.args)
-    return replace(node, args=args, kwargs=kwargs, inplace=() if whole is not None else inplace, outputs=outputs)
+    return replace(node, args=args, kwargs=kwargs, inplace=() if made is not None else inplace, outputs=outputs)
 
 
 def _chosen(uses: Uses, recomputations: Mapping[Storage, Recomputation]) -> list[Storage]:
@@ -241,5 +241,5 @@ class _Again:
         before = next(each for each in view.inputs if each.storage is value.storage)
         under = self._remade(before, shares, nodes)
         seen = replace(value, name=self.uses.name(f"{value.name}{_AGAIN}"), storage=under.storage)
-        nodes.append(replace(_with(view, {before: under}, seen), after=()))
+        nodes.append(replace(_with(view, {before: under}, {value: seen}), after=()))
         return seen

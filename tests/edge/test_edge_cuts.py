@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -200,6 +201,34 @@ def test_a_pytorch_model_is_cut():
         assert plan.arena_bytes[0] < lowtide.plan_edge(graph, [RAM]).arena_bytes[0] * 0.85
         ((_, result),) = interpret(plan, [x.numpy()]).items()
         np.testing.assert_allclose(result, model(x).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(1, 1), (3, 4), (1, (2, 0)), ((1, 3), (1, 1))])
+def test_what_would_make_a_slice_of_padding_alone_is_not_cut(kernel: Any, padding: Any):
+    """Nothing is read for such rows, so that nothing would be in a ring."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, kernel, padding=padding), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2)]
+    model, image = nn.Sequential(*layers).eval(), torch.randn(1, 3, 16, 16)
+    graph = lowtide.network(model, (image,))
+    for outside in (False, True):
+        plan = lowtide.plan_edge(graph, [lowtide.Space("ram")], cut=True, extra_macs=0.3, inputs_outside=outside)
+        (found,) = lowtide.interpret(plan, [image.numpy()]).values()
+        np.testing.assert_allclose(found, model(image).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"cut": "yes"}, "cut: expected True or False"),
+        ({"cut": True, "inputs_outside": 1}, "inputs_outside: expected True or False"),
+        ({"cut": True, "extra_macs": True}, "extra_macs: expected a share"),
+        ({"extra_macs": 0.5}, "extra_macs: expected it together with cut=True"),
+        ({"extra_macs": None}, "extra_macs: expected it together with cut=True"),
+    ],
+)
+def test_odd_options_are_refused(options: dict[str, Any], sentence: str):
+    with pytest.raises(FormatError, match=sentence):
+        lowtide.plan_edge(_cut_chain(), [lowtide.Space("ram")], **options)
 
 
 def test_a_published_network_is_cut_with_its_groups():

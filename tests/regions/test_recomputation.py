@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -118,6 +119,43 @@ def test_less_is_held_and_the_graph_keeps_every_rule() -> None:
     assert held_bytes(done.graph) < 0.6 * held_bytes(graph)
     kept = set(done.graph.nodes)
     assert all(new in kept for news in done.forward.values() for new in news)
+
+
+class Gated(nn.Module):
+    """What an activation makes is read in pieces that are results of one view."""
+
+    def __init__(self, pieces: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.pieces = pieces
+        self.wide, self.narrow, self.other = nn.Linear(64, 256), nn.Linear(128, 64), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self.pieces(functional.silu(self.wide(x)))
+        return self.narrow(one) + self.other(other)
+
+
+PIECES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "chunk": lambda y: y.chunk(2, -1),
+    "split": lambda y: y.split([128, 128], -1),
+    "unbind": lambda y: y.view(-1, 2, 128).unbind(1),
+    "slices": lambda y: (y[:, :128], y[:, 128:]),
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+def test_pieces_of_what_is_made_again_are_taken_again(pieces: Callable[[torch.Tensor], Any], by_torch: None) -> None:
+    torch.manual_seed(0)
+    model, x = Gated(pieces), torch.randn(256, 64)
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin))
+    step = lowtide.optimize(model, x, loss=lambda model, x: model(x).square().mean(), optimizer=optimizer, **in_values(**COMPILED))
+    assert "_in_backward" in str(step.plan.graph)
+    for _ in range(3):
+        step(x)
+        other.zero_grad()
+        twin(x).square().mean().backward()
+        other.step()
+    assert furthest(model.parameters(), twin.parameters()) < 1e-6
 
 
 def test_a_step_is_near_at_a_lower_peak(by_torch: None) -> None:
