@@ -152,7 +152,7 @@ def _again(uses: Uses, value: Value) -> Value:
     return replace(value, name=name, storage=replace(value.storage, name=name))
 
 
-def _with(node: Node, now: Mapping[Value, Value], made: Mapping[Value, Value] | None = None) -> Node:
+def _with(node: Node, now: Mapping[Value, Value], replaced: Mapping[Value, Value] | None = None) -> Node:
     """A node that reads other values in the place of some. One that makes others, of which it makes no more, works nowhere in place."""
 
     def new(value: Value) -> Value:
@@ -160,13 +160,13 @@ def _with(node: Node, now: Mapping[Value, Value], made: Mapping[Value, Value] | 
 
     kwargs = tuple((name, with_values(arg, new)) for name, arg in node.kwargs)
     inplace = tuple((new(value), form) for value, form in node.inplace)
-    outputs = node.outputs if made is None else tuple(None if each is None else made.get(each) for each in node.outputs)
+    outputs = node.outputs if replaced is None else tuple(None if each is None else replaced.get(each) for each in node.outputs)
     args: tuple[Arg, ...] = tuple(with_values(arg, new) for arg in node.args)
-    return replace(node, args=args, kwargs=kwargs, inplace=() if made is not None else inplace, outputs=outputs)
+    return replace(node, args=args, kwargs=kwargs, inplace=() if replaced is not None else inplace, outputs=outputs)
 
 
 def _chosen(uses: Uses, recomputations: Mapping[Storage, Recomputation]) -> list[Storage]:
-    """The storages that are made again, in program order: a choice of what to drop, which requires what that is made of, which costs.
+    """The storages that are replaced again, in program order: a choice of what to drop, which requires what that is replaced of, which costs.
 
     Vertices are storages that are there in the backward pass, at the cost of their bytes where nobody reads them there as it is, and
     storages that are dropped, which gains their bytes.
