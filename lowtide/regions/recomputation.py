@@ -166,7 +166,7 @@ def _with(node: Node, now: Mapping[Value, Value], replaced: Mapping[Value, Value
 
 
 def _chosen(uses: Uses, recomputations: Mapping[Storage, Recomputation]) -> list[Storage]:
-    """The storages that are replaced again, in program order: a choice of what to drop, which requires what that is replaced of, which costs.
+    """The storages that are made again, in program order: a choice of what to drop, which requires what that is made of, which costs.
 
     Vertices are storages that are there in the backward pass, at the cost of their bytes where nobody reads them there as it is, and
     storages that are dropped, which gains their bytes.
