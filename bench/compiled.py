@@ -118,11 +118,10 @@ def measured(name: str, contenders: Sequence[str], threads: int, turns: int) -> 
 def _workload(name: str) -> tuple[Any, Any, Callable[..., Any]]:
     from torch import nn
 
-    from bench.fused_steps import small
     from bench.models import MODELS
 
     if name.startswith("small "):
-        return small(name, CASES[name])
+        return _small(name, CASES[name])
     work = MODELS[name].build(CASES[name])
     for module in work.model.modules():  # so that steps can be compared with one in float64
         if isinstance(module, nn.Dropout):
@@ -131,6 +130,27 @@ def _workload(name: str) -> tuple[Any, Any, Callable[..., Any]]:
             if isinstance(getattr(module, dropout, None), float):
                 setattr(module, dropout, 0.0)
     return work.model, work.batch, work.loss
+
+
+def _small(name: str, batch_size: int) -> tuple[Any, Any, Callable[..., Any]]:
+    """Four layers of width 256 on 128 tokens, without dropout: "small bert" or "small gpt2"; model, batch and loss."""
+    from bench.models.language import hugging_face, language_model
+    from bench.models.workload import keyword_loss, labels
+
+    tokens = labels(1000, batch_size, 128)
+    if name == "small bert":
+        sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024, "vocab_size": 1000}
+        sizes = _calm(sizes, "hidden_dropout_prob", "attention_probs_dropout_prob")
+        model = hugging_face("BertForSequenceClassification", "BertConfig", **sizes)
+        return model.train(), (tokens, labels(2, batch_size)), keyword_loss("input_ids", "labels")
+    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
+    model = language_model("GPT2LMHeadModel", "GPT2Config", **_calm(sizes, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
+    return model.train(), (tokens, tokens.clone()), keyword_loss("input_ids", "labels", use_cache=False)
+
+
+def _calm(sizes: dict[str, Any], *dropouts: str) -> dict[str, Any]:
+    """Without dropout, so that steps can be compared with one in float64."""
+    return sizes | dict.fromkeys(dropouts, 0.0)
 
 
 class _Training:

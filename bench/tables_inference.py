@@ -15,7 +15,7 @@ _NAMES = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR", *_PEERS)
 
 def inference() -> tuple[str, ...]:
     """Times beside peers, memory, what it takes to make kernels, and partitions."""
-    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _steps(), _compiled()
+    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _compiled()
 
 
 def _times() -> str:
@@ -93,33 +93,6 @@ def _tuning() -> str:
     )
 
 
-def _steps() -> str:
-    lines = [
-        [
-            f"{row['model']}, {row['batch_size']}",
-            str(row["regions"]),
-            *(f"{row[name]:.0f}" for name in ("compiling_s", "plain_cpu_ms", "fused_cpu_ms")),
-            f"{row['cpu_ratio']:.2f}",
-            *(_mib(row, name) for name in ("eager_peak_bytes", "plain_peak_bytes", "fused_promised_bytes", "fused_peak_bytes")),
-            *(f"{row[f'{how}_deviation']:.1e}" for how in ("eager", "fused")),
-        ]
-        for row in rows_of("fused_steps")
-    ]
-    return section(
-        "Steps with regions compiled by inductor",
-        "fused_steps",
-        "python -m bench.fused_steps",
-        'Training steps with AdamW and `kernels="compiled"` beside the same without, one thread, in turns in one process: processor time\n'
-        "in milliseconds, peaks in MiB. Compiling is all of `lowtide.optimize`, in seconds, with an empty cache. Deviation is that of all\n"
-        "parameters after two steps from those of float64, over how far they move..",
-        (
-            "model, batch", "regions", "compiling", "without", "with", "with over without", "peak of eager", "without", "with, promised",
-            "with", "deviation of eager", "with",
-        ),
-        lines,
-    )  # fmt: skip
-
-
 def _compiled() -> str:
     lines = [
         [
@@ -141,8 +114,8 @@ def _compiled() -> str:
         "Training steps with AdamW, float32, no dropout, in turns in one process: processor time in milliseconds, MiB above what the\n"
         'caller holds. `compiled` is lowtide\'s `kernels="compiled"`, `regions alone` the same where the backward pass computes nothing\n'
         "again, `exact` lowtide's default. Cold is until the second step has run, with empty caches, in seconds; cached is that in\n"
-        "a second process. `regions alone` is made after `compiled` and finds most kernels compiled. Other work ran on the machine\n"
-        "meanwhile: seconds are long. Deviation is that of all parameters after two steps from those of float64, over how far they move.",
+        "a second process. `regions alone` is made after `compiled` and finds most kernels compiled. Deviation is that of all\n"
+        "parameters after two steps from those of float64, over how far they move.",
         ("model, batch", "threads", "", "time", "cold", "cached", "over torch.compile", "promised", "peak", "deviation"),
         lines,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.base.folders import directory
+from lowtide.base.workers import processors
 from lowtide.cpu.recipes import Target
 from lowtide.errors import there
 from lowtide.runtime.libraries import LibraryRecipe, NativeError, compile_library, library, processor
@@ -82,11 +83,7 @@ def build(source: str, target: Path) -> None:
     """Compile a network's source. Raises NativeError."""
     text = target.with_suffix(".cpp")
     text.write_text(source, encoding="utf-8")
-    compile_library(text, target, FLAGS, parts=min(_processors(), 1 + len(source) // _PART_LETTERS))
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
+    compile_library(text, target, FLAGS, parts=min(processors(), 1 + len(source) // _PART_LETTERS))
 
 
 def _network_of(path: Path) -> tuple[int, Any]:

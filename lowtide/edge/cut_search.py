@@ -1,12 +1,10 @@
 """Which operators to cut and how: least bytes within some multiplications, or least multiplications within some bytes, and the bound.
 
-All partitions of the operators, in the order of the network, into single ones and cuts of up to 64.
-
-What one part needs depends on nothing but itself
-and what is alive around it, so that for a limit of bytes the least multiplications are a shortest path over positions, and the least
-bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts have residual
-additions in them, bands of any size, rings of whole slices, and results that go over an input. The bound is the same path with what is
-alive around a part in every order, so that no partition needs less, in whatever order its parts run.
+It looks at all partitions of the operators, in the order of the network, into single ones and cuts of up to 64. What one part needs
+depends on nothing but itself and what is alive around it. So for a limit of bytes the least multiplications are a shortest path over
+positions, and the least bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts
+have residual additions in them, bands of any size, rings of whole slices, and results that go over an input. The bound is the same path
+with what is alive around a part in every order, so that no partition needs less, in whatever order its parts run.
 """
 
 from __future__ import annotations

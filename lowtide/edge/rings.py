@@ -1,4 +1,4 @@
-"""How many slices of each tensor a run of operators keeps, in which order they are result, and how often with bands.
+"""How many slices of each tensor a run of operators keeps, in which order they are made, and how often with bands.
 
 What is asked of a tensor depends only on those that come after it. So a run grows at its front, and what is known of the rest stays.
 """
@@ -46,7 +46,7 @@ class CutStages:
     band_axis: int
     sizes: tuple[int, ...]  # of bands, in entries of the result; a single 0 where there are none
     output: int
-    steps: tuple[tuple[int, int], ...]  # (result, slice) in the order in which they are made
+    steps: tuple[tuple[int, int], ...]  # (tensor, slice) in the order in which they are made
     slots: Mapping[int, int]  # by tensor that is made within
     rows: Mapping[int, tuple[Counts, Counts]]  # by tensor [low, high) of its entries along `band_axis` in each band of each size
     readers: Mapping[int, tuple[_Reader, ...]]  # by tensor that is read

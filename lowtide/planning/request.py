@@ -18,7 +18,7 @@ from lowtide.base.messages import bytes_text
 from lowtide.cost.device import Device
 from lowtide.plan.plan import Provenance
 from lowtide.remat.archive import Archive, Point
-from lowtide.remat.sweep import Sweep, SweepListener
+from lowtide.remat.sweep import Sweep, SweepListener, as_part
 from lowtide.schedule import AUTO, Solver
 
 _SWEEPS = {"quick": Sweep(max_states=600), "normal": Sweep(max_states=6600, max_runs=26_000_000), "thorough": Sweep()}
@@ -106,13 +106,9 @@ def in_turn(listener: SweepListener | None, sweeps: Sequence[Sweep]) -> list[Swe
     """A listener for each of several searches, one after another, that tells `listener` the share of all."""
     total, before, listeners = sum(sweep.max_states for sweep in sweeps) or 1, 0, list[SweepListener | None]()
     for sweep in sweeps:
-        listeners.append(None if listener is None else partial(_of_all, listener, before / total, sweep.max_states / total))
+        listeners.append(None if listener is None else partial(as_part, listener, before / total, sweep.max_states / total))
         before += sweep.max_states
     return listeners
-
-
-def _of_all(listener: SweepListener, before: float, weight: float, share: float, archive: Archive) -> None:
-    listener(before + weight * share, archive)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import threading
 from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
+from lowtide.base.workers import processors
 from lowtide.remat.eviction import go_through, warm_up_eviction
 from lowtide.remat.local_moves import warm_up_local_moves
 from lowtide.remat.seeds import warm_up_seeds
-from lowtide.remat.sweep import processors
 from lowtide.schedule import Auto, Beam, Exact, ProgramOrder, Solver
 from lowtide.schedule.auto import warm_up, warm_up_beside_search
 from lowtide.schedule.threshold import search

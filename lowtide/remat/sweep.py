@@ -14,9 +14,7 @@ of less does, and then more, so that it is never worse. Where something is swapp
 on from what the other has found by then. A whole round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on
 where eviction finds nothing, and from the best one of each level. They are no states.
 
-A second thread for what a search builds side by side. Kernels run without Python's lock; what comes out depends on no thread.
-
-First guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
+`Guesses` are first guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
 
 What a corner of those choices keeps (`remat.bound`) is dear to eviction, the rest is cheap to make again.
 """
@@ -24,19 +22,18 @@ What a corner of those choices keeps (`remat.bound`) is dear to eviction, the re
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
-from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.base.workers import Helper
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.bound import Crossing
@@ -67,37 +64,6 @@ class Guesses:
         for corner in sorted(self._moment.corners, key=lambda each: abs(each.held_bytes - room_bytes))[:_GUESSES_NEAR]:
             for rule in _GUESS_RULES:
                 yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
-
-
-T = TypeVar("T")
-Made = TypeVar("Made")
-
-
-class Helper:
-    """Makes something of each item of a list, every second by a thread of its own where that is wanted and there is a processor for it."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._pool = ThreadPoolExecutor(1) if wanted and processors() > 1 else None
-
-    def __enter__(self) -> Helper:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
-    def made_of(self, items: Sequence[T], function: Callable[[T], Made]) -> Iterator[Made]:
-        """What a function makes of each item, in their order, as far as it is asked for."""
-        others = iter([self._pool.submit(function, item) for item in items[1::2]] if self._pool is not None else ())
-        for position, item in enumerate(items):
-            other = next(others, None) if position % 2 else None
-            yield function(item) if other is None else other.result()
-
-
-def processors() -> int:
-    """How many this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _ROUNDS = ((600, 20_000_000), (6000, 6_000_000), (23_400, 20_000_000))  # states and runs of each; those that follow take twice as much each
@@ -164,7 +130,7 @@ class Sweep:
         deadline, swaps = time.monotonic() + self.max_seconds, any(problem.links is not None for problem in problems)
         for each in self.rounds():
             shares = done_states / self.max_states, each.end_states / self.max_states
-            listening = None if listener is None else partial(_of_all, listener, *shares)
+            listening = None if listener is None else partial(as_part, listener, *shares)
             plain = _SweepSearch(each, [problem.without_links for problem in problems], orders, seeds, listening, deadline)
             plain.before = plain_known
             both = _SweepSearch(each, problems, orders, seeds, listening, deadline) if swaps else None
@@ -176,7 +142,8 @@ class Sweep:
         return known
 
 
-def _of_all(listener: SweepListener, before: float, weight: float, share: float, archive: Archive) -> None:
+def as_part(listener: SweepListener, before: float, weight: float, share: float, archive: Archive) -> None:
+    """Tell a listener of all what a part of it has done: so much was before, and so much of all is the part."""
     listener(before + weight * share, archive)
 
 

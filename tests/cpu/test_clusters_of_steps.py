@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,17 @@ from torch.nn import functional
 import lowtide
 from bench.in_values import in_values
 from lowtide.api import variant
-from lowtide.cpu.networks import InOrder
 from lowtide.errors import CheckError, FormatError
-from lowtide.ir.bodies import Region, is_by_inductor
+from lowtide.ir.bodies import is_by_inductor
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph
-from lowtide.lower.python import lower
 from lowtide.planning.machine import Machine
 from lowtide.regions import clusters as clusters_module
 from lowtide.regions import compilation as compiled
 from lowtide.regions.clusters import Compiled, clusters, with_compiled
-from lowtide.runtime.program import Program
 from tests import training
 from tests.api.networks import cross_entropy
+from tests.compiled_by_torch import runners
 
 FUSED = {"exact": False, "kernels": "compiled", "workspaces": True}
 
@@ -38,17 +36,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "rewritings", lambda *_, **__: iter(()))
     monkeypatch.setattr(clusters_module, "_LEAST_ELEMENTS", 1)
     monkeypatch.setattr(compiled, "_tried", lambda body: 0)
-    monkeypatch.setattr(variant, "compiled_runners", _runners)
-
-
-def _runners(graph: Graph) -> Mapping[str, Callable[..., Any]]:
-    regions = [Region.of(node) for node in graph.nodes if is_by_inductor(node)]
-    return {region.node.results[0].name: _by_torch(region.body) for region in regions}
-
-
-def _by_torch(body: Graph) -> Callable[..., Any]:
-    program = Program(lower(InOrder(body)), gradients=False)
-    return lambda *given: program(list(given))
+    monkeypatch.setattr(variant, "compiled_runners", runners)
 
 
 class Net(nn.Module):

@@ -113,18 +113,7 @@ def test_eagers_peak_is_what_its_loop_takes(name):
     model, batch = network(), batch_of()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
 
-    def loop():
-        optimizer.zero_grad()
-        loss = model(*batch)
-        loss.backward()
-        optimizer.step()
-
-    loop()
-    taken_bytes = _most_bytes(loop, optimizer)
-    plan = lowtide.optimize(
-        model, batch, loss=lambda model, *batch: model(*batch), optimizer=optimizer, planning=lowtide.Planning(progress=False)
-    ).plan
-    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
+    _assert_is_what_eager_takes(model, batch, lambda model, *batch: model(*batch), optimizer)
 
 
 class Shared(nn.Module):
@@ -168,17 +157,7 @@ def test_sums_of_gradients_of_one_weight_are_as_eager_makes_them(name, by):
     model, batch = Shared(SHARED[name]), (torch.randint(0, 599, (4, 8)),)
     optimizer = getattr(torch.optim, by)(model.parameters(), foreach=False)
 
-    def loop():
-        optimizer.zero_grad()
-        model(*batch).backward()
-        optimizer.step()
-
-    loop()
-    taken_bytes = _most_bytes(loop, optimizer)
-    plan = lowtide.optimize(
-        model, batch, loss=lambda model, *batch: model(*batch), optimizer=optimizer, planning=lowtide.Planning(progress=False)
-    ).plan
-    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
+    _assert_is_what_eager_takes(model, batch, lambda model, *batch: model(*batch), optimizer)
 
 
 ROWS, WIDTH = 128, 32
@@ -231,16 +210,7 @@ def test_eagers_peak_is_what_one_operator_takes(name):
     def loss(model, x):
         return FUNCTIONS[name](model(x)).square().mean()
 
-    def loop():
-        optimizer.zero_grad()
-        result = loss(model, x)
-        result.backward()
-        optimizer.step()
-
-    loop()
-    taken_bytes = _most_bytes(loop, optimizer)
-    plan = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(progress=False)).plan
-    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
+    _assert_is_what_eager_takes(model, (x,), loss, optimizer)
 
 
 def test_what_nothing_needs_counts_over_a_range():
@@ -253,6 +223,21 @@ def test_what_nothing_needs_counts_over_a_range():
     fixed = lowtide.optimize(model, (x,), planning=planning, **settings)
     needed = lowtide.optimize(model, (x,), planning=planning, **settings | {"loss": lambda model, x: model(x).tanh().square().mean()})
     assert step.plan.eager_peak_bytes == fixed.plan.eager_peak_bytes > needed.plan.eager_peak_bytes
+
+
+def _assert_is_what_eager_takes(model, batch, loss, optimizer):
+    """The promised peak of eager PyTorch beside what the allocator counts in a later step."""
+
+    def loop():
+        optimizer.zero_grad()
+        result = loss(model, *batch)
+        result.backward()
+        optimizer.step()
+
+    loop()
+    taken_bytes = _most_bytes(loop, optimizer)
+    plan = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=lowtide.Planning(progress=False)).plan
+    assert plan.eager_peak_bytes - plan.resident_bytes == pytest.approx(taken_bytes, rel=0.02)
 
 
 def _most_bytes(loop, optimizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,15 @@ from torch.nn import functional
 import lowtide
 from bench.in_values import in_values
 from lowtide.api import variant
-from lowtide.cpu.networks import InOrder
-from lowtide.ir.bodies import Region, is_by_inductor
+from lowtide.ir.bodies import is_by_inductor
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.ir.operators.nodes import is_random
-from lowtide.lower.python import lower
 from lowtide.planning.machine import Machine
 from lowtide.regions import compilation
 from lowtide.regions.recomputation import recomputed
-from lowtide.runtime.program import Program
 from tests.api.networks import cross_entropy
+from tests.compiled_by_torch import runners
 
 COMPILED: dict[str, Any] = {"exact": False, "kernels": "compiled", "effort": "quick", "progress": False}
 
@@ -38,17 +36,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "_is_no_slower", lambda *_: True)
     monkeypatch.setattr(compilation, "_tried", lambda body: 0)
     monkeypatch.setattr(compilation, "times_ns", lambda body: (1, 2))
-    monkeypatch.setattr(variant, "compiled_runners", _runners)
-
-
-def _runners(graph: Graph) -> Mapping[str, Callable[..., Any]]:
-    regions = [Region.of(node) for node in graph.nodes if is_by_inductor(node)]
-    return {region.node.results[0].name: _by_torch(region.body) for region in regions}
-
-
-def _by_torch(body: Graph) -> Callable[..., Any]:
-    program = Program(lower(InOrder(body)), gradients=False)
-    return lambda *given: program(list(given))
+    monkeypatch.setattr(variant, "compiled_runners", runners)
 
 
 class Net(nn.Module):
