@@ -14,6 +14,7 @@ from lowtide.base.garbage import collected_seldom
 from lowtide.base.stages import Stages
 from lowtide.capture.batches import with_stand_ins
 from lowtide.capture.care.failures import programs_own
+from lowtide.capture.care.turns import interrupts_that_can_be_taken
 from lowtide.capture.difference import difference
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.laboratory import Laboratory
@@ -188,6 +189,7 @@ class StepMaker:
         fixed = Memory(memory.of_peak(family.programs[-1].eager_peak_bytes))
         return replace(self, settings=replace(self.settings, limit=replace(self.settings.limit, memory=fixed)))
 
+    @interrupts_that_can_be_taken()
     def _planned(self, family: Family) -> Family:
         trains, captured = self.capturing.trains, [program.captured for program in family.programs]
         graphs = [each.graph for each in captured]

@@ -23,6 +23,7 @@ from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
 from lowtide.base.stages import Stages
 from lowtide.capture.batches import largest
+from lowtide.capture.care.turns import interrupts_that_can_be_taken
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.sizes.probes import is_dense
 from lowtide.capture.trace import CapturedStep
@@ -264,6 +265,7 @@ class RangeMaker:
         parts = [([each.graph for each in one.region.captured], one.families) for one in served]
         write_whole(path, written_range(parts).to_json())
 
+    @interrupts_that_can_be_taken()
     def _plan(self, region: RangePart) -> LimitedRange:
         """Plan a region within the limit: a share is of eager's peak for the largest shapes, those that came first."""
         self._fix_share(region)

@@ -26,7 +26,7 @@ from lowtide.capture.care.hooks import watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.care.snapshots import of_call
-from lowtide.capture.care.turns import interrupts_that_can_be_taken, replaced
+from lowtide.capture.care.turns import replaced
 from lowtide.capture.care.views import module_views
 from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing
@@ -336,7 +336,6 @@ def tracing(
     Modes of torch's dispatch that the caller has entered (a `FlopCounterMode`) do not see it: what they see is the program as it runs.
     """
     with (
-        interrupts_that_can_be_taken(),
         raised_in("the capture"),
         no_tracebacks_logged(),
         untouched_randomness(),

@@ -128,7 +128,7 @@ def test_another_machine_builds_its_own(cold: Path, monkeypatch: pytest.MonkeyPa
 def test_a_source_compiled_in_parts_is_the_same_network(net, cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, before = net
     monkeypatch.setattr(built, "_PART_LETTERS", 400)
-    monkeypatch.setattr(built, "_processors", lambda: 3)
+    monkeypatch.setattr(built, "processors", lambda: 3)
     step = lowtide.optimize(model, (x,), exact=False)
     assert any(map(is_region, step.plan.graph.nodes))
     assert torch.equal(step(x), before(x))

@@ -56,7 +56,7 @@ def one_at_a_time(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _lock:
+        with _lock, interrupts_that_can_be_taken():
             mark = len(_own.waiting)
             try:
                 _own.waiting.append(_modes_of_torch())
@@ -198,17 +198,18 @@ def _modes_of_torch() -> Undo:
     return put_back
 
 
-_HAND_ON_NONE = {
-    "find_torch_dispatch_rule",  # of torch/_library/simple_registry.py: C++ asks it at each call under a mode, and ends the process
-    "_note_end",  # of draft.py, the callback of a weak reference: Python prints what it raises
-}
+# Of torch/_library/simple_registry.py: C++ asks it at each call under a mode, and an exception within it ends the process.
+_HANDS_ON_NONE = "find_torch_dispatch_rule"
 _DEPTH = 4  # of the calls that they make
 _LATER_S = 0.001
 
 
 @contextmanager
 def interrupts_that_can_be_taken() -> Iterator[None]:
-    """While this lasts, Ctrl-C reaches the caller's own handler where an exception can go up from there."""
+    """While this lasts, Ctrl-C reaches the caller's own handler where an exception can go up from there.
+
+    What is raised in a callback of a weak reference or in `__del__` goes no further: Python hands it to `sys.unraisablehook`.
+    """
     handler: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -220,10 +221,20 @@ def interrupts_that_can_be_taken() -> Iterator[None]:
         else:
             handler(number, frame)
 
+    def again_or_told(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            start_new_thread(_interrupt_later, ())
+        else:
+            tell(unraisable)
+
+    tell = sys.unraisablehook
     signal.signal(signal.SIGINT, later_or_now)
+    sys.unraisablehook = again_or_told
     try:
         yield
     finally:
+        if sys.unraisablehook is again_or_told:
+            sys.unraisablehook = tell
         if signal.getsignal(signal.SIGINT) is later_or_now:
             signal.signal(signal.SIGINT, handler)
 
@@ -237,7 +248,7 @@ def _hands_on_none(frame: FrameType | None) -> bool:
     for _ in range(_DEPTH):
         if frame is None:
             return False
-        if frame.f_code.co_name in _HAND_ON_NONE:
+        if frame.f_code.co_name == _HANDS_ON_NONE:
             return True
         frame = frame.f_back
     return False
