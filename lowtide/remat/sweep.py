@@ -66,10 +66,10 @@ class Guesses:
                 yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
 
 
-_ROUNDS = ((600, 20_000_000), (6000, 6_000_000), (23_400, 20_000_000))  # states and runs of each; those that follow take twice as much each
+_ROUNDS = ((600, 20_000_000), (4600, 4_600_000), (24_800, 21_400_000))  # states and runs of each; those that follow take twice as much each
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
-_RULES = 9  # that are tried at each level from each order
+_RULES = 5  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _REST = 3  # levels
 _COARSE = 4  # of so many levels one is tried first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +38,7 @@ class AttributeReads:
         self._names: dict[int, set[str]] = {}
         self._held: dict[int, dict[str, Any]] = {}  # what modules held when the program began
         self._hooks: dict[int, dict[str, dict[int, Any]]] = {}  # and their tables of hooks
-        self._first: set[tuple[int, str]] = set()  # what was read before the program put something else there
+        self._first: dict[int, set[str]] = defaultdict(set)  # what was read before the program put something else there
         self._written: dict[int, set[str]] = {}
 
     def begin(self, modules: Sequence[nn.Module]) -> None:
@@ -63,27 +64,32 @@ class AttributeReads:
         """The names of one of them."""
         own: dict[str, Any] = attributes(module)
         written = (name for name in self._written.get(id(module), ()) if name in own and is_constant(own[name]))
-        return sorted(name for name in written if not self._first & {(id(module), name), (id(module), "__dict__")})
+        first = self._first[id(module)]
+        return sorted(name for name in written if name not in first and "__dict__" not in first)
 
     def note(self, module: nn.Module, name: str) -> None:
+        at = id(module)
+        if name in self._first[at]:
+            return  # as most are, many times
         if name in _READ_ALL:
             if _reader().co_filename.startswith(_NOT_THE_PROGRAM):
                 return
             name = "__dict__"
-        self._names.setdefault(id(module), set()).add(name)
-        initial, at = self._held.get(id(module)), (id(module), name)
+        self._names.setdefault(at, set()).add(name)
+        initial = self._held.get(at)
         if (
             initial is not None
-            and name not in self._written.get(id(module), ())
+            and name not in self._written.get(at, ())
             and (name == "__dict__" or _now(module, name) is initial.get(name, ABSENT))
         ):
-            self._first.add(at)
+            self._first[at].add(name)
 
     def replaced(self, module: nn.Module) -> Iterator[tuple[str, Any, Any]]:
         """What the program found in a module, has read, and has put something else in the place of: name, before, now."""
         initial = self._held.get(id(module), {})
-        own, at = attributes(module), id(module)
-        names = {*initial, *own} if (at, "__dict__") in self._first else [name for each, name in self._first if each == at]
+        own, names = attributes(module), self._first[id(module)]
+        if "__dict__" in names:
+            names = {*initial, *own}
         for name in sorted(names):
             before, now = initial.get(name, ABSENT), _now(module, name)
             if now is not before:
@@ -152,6 +158,8 @@ def _writing(reads: AttributeReads, before: Callable[..., Any]) -> Callable[...,
 def _noting(reads: AttributeReads, before: Callable[..., Any]) -> Callable[..., Any]:
     def noting(module: nn.Module, name: str) -> Any:
         reads.note(module, name)
+        if name == "__class__":  # which `isinstance` asks for
+            return before(module, name)
         if not (name in _READ_ALL and _reader().co_filename.startswith(_NOT_THE_PROGRAM)) and not (
             name == "_buffers" and _reader() is _PUTTING
         ):
