@@ -32,6 +32,7 @@ _RISE = 1.25  # between two cuts, what is alive for the forward pass rises by at
 _STEEP = 1.5  # a cut hands on at most this many times what the cut before or after it does
 _FAR = 0.1  # of the forward pass: what is handed on further than that is a skip
 _SEGMENT = 4.0  # between two segments, at most this part of what waits at either's boundary waits
+_MOST = 0.98  # of the tensors that wait at once
 _WORTH = 0.02  # of the bytes at the boundary: where less waits inside of blocks, there is nothing to plan
 
 
@@ -92,22 +93,40 @@ def find_blocks(
     begin, end = segment or (0, len(sequence))
     made_at, read_at = _spans(problem, sequence, len(sequence))
     sizes = problem.problem.tensor_bytes
+    read_at = np.where(sizes > 0, read_at, -1)  # numbers bind no block to what reads them
     waiting = _alive(made_at, read_at, sizes, len(sequence))
     boundary = begin + int(np.argmax(waiting[begin : end + 1]))
-    forward_at = _spans(problem, sequence, boundary)[1]
-    near = (made_at >= begin) & (skips | (forward_at - made_at <= _FAR * (boundary - begin)))
-    alive = _alive(made_at, np.where(near, forward_at, -1), sizes, boundary)[begin:]
-    # What the backward pass does not read would be kept only for blocks that run forward again: better to cut where it reads all.
-    idle = _alive(made_at, np.where(near & (read_at < boundary), forward_at, -1), sizes, boundary)[begin:]
-    cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
-    starts = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
-    starts = _with_backward_pieces(starts, made_at, read_at, forward_at, end)
+    starts, merged = _starts(problem, sequence, (begin, boundary, end), made_at, read_at, skips=skips)
+    if merged > len(starts):  # what the backward pass makes first and reads last may be before that position: where most tensors wait
+        count = _alive(made_at, read_at, np.ones_like(sizes), len(sequence))[begin : end + 1]
+        earlier = begin + int(np.argmax(count >= _MOST * count.max()))
+        other, _ = _starts(problem, sequence, (begin, earlier, end), made_at, read_at, skips=skips)
+        starts = max(starts, other, key=len)
+    boundary = int(starts[-1])
+    forward_at = np.where(sizes > 0, _spans(problem, sequence, boundary)[1], -1)
     while len(starts) - 1 > most:
         starts = np.append(starts[:-1:2], boundary)
     inside = (made_at >= begin) & (made_at < boundary) & (read_at >= boundary)
     if len(starts) < 3 or sizes[inside].sum() < _WORTH * waiting[boundary]:
         return None
     return Blocks(sequence, starts, _ends(starts, made_at, read_at, forward_at, end), made_at, read_at, forward_at)
+
+
+def _starts(
+    problem: RematProblem, sequence: Ints, bounds: tuple[int, int, int], made_at: Positions, read_at: Positions, *, skips: bool
+) -> tuple[Positions, int]:
+    """Where blocks start between a beginning and a boundary, and this; how many were one with the block before. `bounds`: with the end."""
+    begin, boundary, end = bounds
+    sizes = problem.problem.tensor_bytes
+    forward_at = np.where(sizes > 0, _spans(problem, sequence, boundary)[1], -1)
+    near = (made_at >= begin) & (skips | (forward_at - made_at <= _FAR * (boundary - begin)))
+    alive = _alive(made_at, np.where(near, forward_at, -1), sizes, boundary)[begin:]
+    # What the backward pass does not read would be kept only for blocks that run forward again: better to cut where it reads all.
+    idle = _alive(made_at, np.where(near & (read_at < boundary), forward_at, -1), sizes, boundary)[begin:]
+    cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
+    found = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
+    starts = _with_backward_pieces(found, made_at, read_at, forward_at, end)
+    return starts, len(found) - len(starts)
 
 
 def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Positions, Positions]:

@@ -44,6 +44,7 @@ from lowtide.remat.victims import has_room, make_room
 
 _LONGEST = 12  # a sequence of more entries than this many times the nodes is no answer
 _VISITS, _VISITS_A_STEP = 1_000_000, 1_000  # at tensors and nodes; where rules lead on, a step takes 250 at most
+_USUAL, _VISITS_A_RUN = 4, 12  # visits a run of most programs; and as many as take as long as a run and its usual ones
 _WORKS = 4  # problems whose arrays a thread keeps
 _CHUNK = 512  # steps: what their distances count for is kept for so many more at once
 
@@ -84,6 +85,14 @@ class EvictionResult:
     roles: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `remat.state`
 
 
+@dataclass(frozen=True, eq=False)
+class EvictionAttempt:
+    """What came of an eviction, and what it took, in runs of nodes: those of the sequence, and as many as choosing victims was worth."""
+
+    made: EvictionResult | None
+    runs: int
+
+
 def evict(
     problem: RematProblem,
     sequence: Ints,
@@ -98,10 +107,23 @@ def evict(
     Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
     The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
     """
+    return attempt(problem, sequence, limit_bytes, weights, bias, reserve=reserve).made
+
+
+def attempt(
+    problem: RematProblem,
+    sequence: Ints,
+    limit_bytes: int,
+    weights: ScoreWeights = ScoreWeights(),
+    bias: Bias | None = None,
+    *,
+    reserve: tuple[int, int] | None = None,
+) -> EvictionAttempt:
+    """`evict`, for those who count what it takes: where much is alive for long, choosing victims takes most of the time."""
     work, by_bytes = _work_on(problem), problem.by_bytes(weights.bytes_power)
     known = work.state
     if len(sequence) > len(known.out):
-        return None
+        return EvictionAttempt(None, len(sequence))
     work.now[:] = _rule(weights)
     known.now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
     known.now["reserve_node"], known.now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
@@ -112,7 +134,9 @@ def evict(
     by_store = work.ones if bias is None else bias.store
     uses = _start_anew(sequence, problem.records[0], known.tensors, known.roles, known.nodes, known.ids)
     fits, entries = go_through(known._replace(base=sequence, by_steps=by_steps, by_bytes=by_bytes, by_store=by_store, uses=uses))
-    return EvictionResult(entries, known.roles.copy()) if fits else None
+    runs = len(entries) if fits else len(sequence)
+    runs += max(0, int(known.now[0]["visits"]) - _USUAL * runs) // _VISITS_A_RUN
+    return EvictionAttempt(EvictionResult(entries, known.roles.copy()) if fits else None, runs)
 
 
 class _Work:

@@ -38,7 +38,7 @@ from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.bound import Crossing
 from lowtide.remat.cost import cost_of, price_of
-from lowtide.remat.eviction import Bias, EvictionResult, ScoreWeights, evict
+from lowtide.remat.eviction import Bias, EvictionAttempt, ScoreWeights, attempt
 from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.neighbours import RULES, Neighbours
 from lowtide.remat.problem import RematProblem
@@ -91,7 +91,7 @@ class Sweep:
 
     levels: limits tried, from the peak without recomputation down to what is resident.
     max_states: schedules built. With swapping, as many again.
-    max_runs: the runs of nodes in all these schedules together.
+    max_runs: the runs of nodes in all these schedules together, and what choosing victims takes beyond the usual, in as many runs.
     max_seconds: only stops the search, and the answer says so.
     """
 
@@ -390,17 +390,17 @@ class _SweepSearch:
                 self.tried.add(digest)
                 fresh.append((which, recipe))
 
-        def evicted(each: tuple[int, Recipe]) -> EvictionResult | None:
+        def evicted(each: tuple[int, Recipe]) -> EvictionAttempt:
             which, recipe = each
-            return evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
+            return attempt(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias)
 
         points: list[Point] = []
-        for (which, recipe), point_made in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
+        for (which, recipe), tried in zip(fresh, self.helper.made_of(fresh, evicted), strict=True):
             if self.over():
                 break
-            self.count(len(recipe.base if point_made is None else point_made.sequence))
-            if point_made is not None:
-                points.append(self.see(which, point_made.sequence, recipe, point_made.roles))
+            self.count(tried.runs)
+            if tried.made is not None:
+                points.append(self.see(which, tried.made.sequence, recipe, tried.made.roles))
         return points
 
     def count(self, runs: int) -> None:
