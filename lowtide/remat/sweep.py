@@ -68,7 +68,7 @@ class Guesses:
 
 _ROUNDS = ((600, 20_000_000), (4600, 4_600_000), (24_800, 21_400_000))  # states and runs of each; those that follow take twice as much each
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
-_PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of the states to first guesses
+_PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of states and runs to first guesses
 _RULES = 5  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _REST = 3  # levels
@@ -248,11 +248,11 @@ class _SweepSearch:
 
     def guess(self, levels: Sequence[int]) -> None:
         """What the best choices at the peak of each order keep, at each level, as far as a part of the effort goes. Links have no guess."""
-        until = self.archive.states + self.round.states // _GUESSED
+        until, until_runs = self.archive.states + self.round.states // _GUESSED, self.runs + self.round.runs // _GUESSED
         plain = [(which, problem) for which, problem in enumerate(self.problems) if problem.links is None]
         guesses = [(which, Guesses(problem, order)) for which, problem in plain for order in self.orders[which] if len(order)]
         for limit, (which, each) in product(levels, guesses):
-            if self.archive.states >= until:
+            if self.archive.states >= until or self.runs >= until_runs:
                 return
             self.attempts(limit, [(which, recipe) for recipe in each.within(limit)])
 

@@ -71,6 +71,36 @@ def test_a_network_without_narrow_places_has_no_blocks():
     assert find_blocks(problem, in_order(problem)) is None
 
 
+def _unrolled(count: int, *, number: bool = False, outputs: bool = False):
+    """A cell run so many times: with a number that its last run makes and the last node reads; with a loss over all that it gave."""
+    step = Builder()
+    handed: tuple[int, ...] = ()
+    inner, given_out, made_number = [], (), ()
+    for _ in range(count):
+        inner.append(step.node(handed, (8,), 3.0))
+        handed = step.node(inner[-1], (1,))
+        given_out += handed
+    if number:
+        made_number = step.node((), (0,))
+    all_grads = step.node(given_out, (count,)) if outputs else ()
+    grad, weight = step.node(handed, (1,)), ()
+    for made in reversed(inner):
+        grad = step.node((*grad, *made, *all_grads), (1,))
+        weight = step.node((*grad, *weight), (20,))
+    step.node((*weight, *made_number), (1,))
+    return step.problem()
+
+
+@pytest.mark.parametrize("number", [False, True])
+@pytest.mark.parametrize("outputs", [False, True])
+def test_neither_a_number_nor_a_gradient_of_all_outputs_makes_blocks_one(number, outputs):
+    problem = _unrolled(30, number=number, outputs=outputs)
+    found = find_blocks(problem, in_order(problem), skips=not outputs)
+    assert found is not None and found.count >= 25
+    least = min(cost_of(problem, each).peak_bytes for each in Seeds().of(problem, in_order(problem), [120]))
+    assert least < 0.6 * cost_of(problem, in_order(problem)).peak_bytes
+
+
 @unhurried
 @given(chains())
 def test_blocks_take_the_sequence_apart(problem):
