@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.remat import sweep as frontier
 from lowtide.remat.cost import cost_of
-from lowtide.remat.eviction import Bias, evict
+from lowtide.remat.eviction import Bias, attempt, evict
 from lowtide.remat.neighbours import Neighbours
 from lowtide.remat.state import BYSTANDER, CHOSEN, WEIGHED
 from lowtide.remat.sweep import Sweep
@@ -62,9 +62,9 @@ def test_no_state_of_a_round_is_built_twice(monkeypatch, swap):
     def noted(problem, base, limit, weights, bias):
         exceptions = (b"", b"") if bias is None else (bias.keep.tobytes(), bias.store.tobytes())
         built.append((problem.links is None, base.tobytes(), limit, weights, *exceptions))
-        return evict(problem, base, limit, weights, bias)
+        return attempt(problem, base, limit, weights, bias)
 
-    monkeypatch.setattr(frontier, "evict", noted)
+    monkeypatch.setattr(frontier, "attempt", noted)
     archive = Sweep(max_states=600).explore([problem], [[np.arange(12, dtype=np.int32)]])
     assert len(built) > 150
     assert len(built) == len(set(built))

@@ -15,7 +15,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.problems.order import OrderProblem, Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
-from lowtide.remat.eviction import Bias, ScoreWeights, evict
+from lowtide.remat.eviction import Bias, ScoreWeights, attempt, evict
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep import Sweep
 from lowtide.remat.write_out import rematerialise
@@ -252,9 +252,9 @@ def test_an_interrupted_search_keeps_what_it_has(monkeypatch):
     def interrupted(*args):
         if next(calls) > 20:
             raise KeyboardInterrupt
-        return evict(*args)
+        return attempt(*args)
 
-    monkeypatch.setattr("lowtide.remat.sweep.evict", interrupted)
+    monkeypatch.setattr("lowtide.remat.sweep.attempt", interrupted)
     archive = Sweep().explore([problem], [[np.arange(12, dtype=np.int32)]])
     assert archive.interrupted
     assert archive.states >= 19  # the twentieth may be under way in the other thread
