@@ -122,7 +122,8 @@ def _anchors(page: Path) -> list[str]:
 
 def test_the_site_has_all_pages():
     named = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    paths = [path.relative_to(ROOT / "docs") for form in ("*.md", "*.ipynb") for path in (ROOT / "docs").rglob(form)]
+    assert sorted(named) == sorted(str(path.with_suffix(".md")) for path in paths)
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
