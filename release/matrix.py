@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from release.wheels import environment
 
@@ -37,7 +38,7 @@ CELLS = (
     "python3.13:2.11.0:5.22.2",
     "python3.13:2.15.0:5.24.0",
 )
-# What breaks first where torch or transformers moves: its private names, capture, plans, bits, generated kernels, files, Trainer, torch.compile.
+# What breaks first where torch or transformers moves: torch's private names, capture, plans, bits, generated kernels, files, frameworks.
 TESTS = (
     "tests/test_private_torch.py", "tests/test_tiny.py", "tests/api/test_exactness.py", "tests/api/test_promises.py",
     "tests/saved/test_saved.py", "tests/integrations/test_trainer.py", "tests/integrations/test_dynamo.py",
@@ -81,7 +82,7 @@ def _answer(python: str, torch: str, transformers: str) -> Answer:
         try:
             answer = _tried(answer, python, Path(folder))
         except SystemExit as error:
-            answer = Answer(**asdict(answer) | {"failed": (f"no environment: {error}",)})
+            answer = replace(answer, failed=(f"no environment: {error}",))
     print(row(answer), *answer.failed, sep="\n  ", flush=True)
     save(answer)
     return answer
@@ -97,12 +98,12 @@ def _tried(answer: Answer, python: str, folder: Path) -> Answer:
     done = subprocess.run([*pip, "--editable", str(source), *wanted], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "pip failed")
-    found: Mapping[str, str] = json.loads(_output([here, "-c", _VERSIONS]))
+    found: dict[str, Any] = json.loads(_output([here, "-c", _VERSIONS]))
     settings = {"OMP_NUM_THREADS": "1", "LOWTIDE_CACHE": str(folder / "cache"), "CI": "1"}
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([here, "-m", "pytest", "-q", "--junitxml", str(folder / "answers.xml"), *TESTS], cwd=source, env=clean | settings)
     passed, skipped, failed = counts((folder / "answers.xml").read_text(encoding="utf-8"))
-    return Answer(**asdict(answer) | found | {"passed": passed, "skipped": skipped, "failed": failed})
+    return replace(answer, **found, passed=passed, skipped=skipped, failed=failed)
 
 
 def counts(text: str) -> tuple[int, int, tuple[str, ...]]:
@@ -149,9 +150,9 @@ def page(found: Sequence[Answer]) -> str:
         [
             "# Versions",
             "",
-            "lowtide runs on Python 3.10 to 3.13 with torch 2.11 or later. `python -m release.matrix` tries that: for each row an environment",
-            f"of its own with what the registry had, and the core of the tests in it ({len(TESTS)} files: private names of torch, capture, plans,",
-            "bits, generated kernels, saved functions, Trainer, torch.compile). CI runs all tests on one of them.",
+            "lowtide runs on Python 3.10 to 3.13 with torch 2.11 or later. `python -m release.matrix` tries that. Each row is an",
+            f"environment of its own with what the registry had, and the core of the tests in it: {len(TESTS)} files on private names of",
+            "torch, capture, plans, bits, generated kernels, saved functions, Trainer and torch.compile. CI runs all tests on one.",
             "",
             *lines,
             *map(row, found),
