@@ -75,7 +75,7 @@ def test_the_script_for_several_processes_runs(tmp_path: Path):
 
 def test_the_readme_is_short_and_shows_what_is_printed():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("\n") <= 90
+    assert text.count("\n") < 90
     names: dict[str, object] = {"__name__": "page"}
     first = next(_BLOCK.finditer(text))
     exec(compile(first[1].replace("print(step.plan)", ""), "train.py", "exec"), names)
@@ -92,6 +92,7 @@ def test_the_results_are_those_of_the_files():
 
 def test_the_readmes_table_is_of_the_results():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("| batch 1 |") :]
     head, _, *rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     names = {"nn.Transformer 6+6": "transformer"}
     results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
