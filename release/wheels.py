@@ -105,7 +105,7 @@ def environment(python: str, folder: Path, *packages: str) -> str:
     """A new environment with these packages; its Python."""
     _run([python, "-m", "venv", str(folder)], folder.parent)
     here = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    _run([here, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages], folder.parent)
+    _run([here, "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", *packages], folder.parent)
     return here
 
 
