@@ -52,7 +52,7 @@ def compile_command(
 def _check_infers(work: Workload, spec: str) -> None:
     """Exits for a workload that trains, or whose model would draw, or update statistics, as in training."""
     if work.optimizer is not None:
-        refuse(f"{spec}: expected (model, batch), to infer; got a loss and an optimizer, too")
+        refuse(f"{spec}: expected (model, batch), to infer; got a loss and an optimizer, too: return (model.eval(), batch)")
     if any(module.training for module in work.model.modules()):
         refuse(f"{spec}: expected a model in eval mode, got one in training mode: return model.eval()")
 
