@@ -2,7 +2,7 @@
 # Another Python: `make demo PYTHON=python3.12`. Nothing is written outside this folder but caches.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long quick test-cuda site wheels gpu clean
+.PHONY: help demo test test-long quick test-cuda site wheels results gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,6 +22,7 @@ help:
 	@echo "make test-cuda  tests of a GPU, on a device that computes nothing: a second environment of 1.5 GB, .venv-cuda"
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make wheels  a wheel with compiled kernels for each of PYTHONS, and the source distribution, in dist"
+	@echo "make results  all saved tables anew, at this commit and on this machine: a night; goes on where it was cut off"
 	@echo "make gpu     all that is to be measured on a GPU, by the Python at hand; without a GPU a dry run"
 	@echo "make clean   remove what the other two made"
 
@@ -66,6 +67,10 @@ site:
 PYTHONS ?= $(PYTHON)
 wheels: $(READY)
 	@$(BIN)/python -m release.wheels --python $(PYTHONS)
+
+# RESULTS='--only ago serve' for some tables; --list says how old each is.
+results: $(READY)
+	@$(BIN)/python -m bench.rerun $(RESULTS)
 
 # Nothing is installed for it: .venv where there is one, else PYTHON with what it has.
 gpu:

@@ -20,7 +20,7 @@ from typing import Any
 from bench import iccad_parts
 from bench.iccad_paper import ROWS, WHICH, Row
 from bench.iccad_tools import exact, kib, timed, warm_up
-from bench.machine import machine
+from bench.machine import code, machine
 from bench.networks import PROBLEMS
 from bench.results import RESULTS, Cell, Results
 from bench.yardstick import Yardstick
@@ -49,7 +49,7 @@ def save(tables: Mapping[str, Results], directory: Path = RESULTS) -> Path:
     for name, results in tables.items():
         rows = [{column: row.get(column) for column in results.columns} for row in results.rows]
         kept[name] = {"title": results.title, "notes": list(results.notes), "columns": list(results.columns), "rows": rows}
-    document = {"machine": machine(), "tables": {name: kept[name] for name in TABLES if name in kept}}
+    document = {"machine": machine(), "code": code(), "tables": {name: kept[name] for name in TABLES if name in kept}}
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(part, path)

@@ -16,7 +16,9 @@ from bench.machine import code, machine
 
 Cell = str | int | float | None  # None: not measured here
 _WIDTH = 240  # where the output is no terminal: tables should not be squeezed into a log
-RESULTS = Path(__file__).parent / "results"
+FOLDER_VARIABLE = "LOWTIDE_BENCH_RESULTS"  # of the environment: `bench.rerun` has tables saved elsewhere until all of them are there
+RESULTS = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parent / "results")
+CODE = "code"  # what each row of a saved table has beside the table's columns: of which commit it is
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Results:
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):
-            if strange := [column for column in row if column not in self.columns]:
+            if strange := [column for column in row if column not in (*self.columns, CODE)]:
                 raise ValueError(f"row {number} of {self.name}: expected columns {', '.join(self.columns)}; got also {', '.join(strange)}")
 
     def save(self, directory: Path = RESULTS) -> Path:
@@ -53,16 +55,18 @@ class Results:
         (console or Console(width=None if sys.stdout.isatty() else _WIDTH)).print(table)
 
     def _document(self) -> dict[str, object]:
-        rows = [{column: row.get(column) for column in self.columns} for row in self.rows]
         made_by = {"machine": machine(), "code": code()}
+        rows = [{column: row.get(column) for column in self.columns} | {CODE: row.get(CODE, made_by["code"])} for row in self.rows]
         return {"title": self.title, **made_by, "notes": list(self.notes), "columns": list(self.columns), "rows": rows}
 
 
 def load(name: str, directory: Path = RESULTS) -> Results:
-    """A table that was saved."""
+    """A table that was saved; each row says of which commit it is (None: not noted), and goes on to say so if it is saved again."""
     document = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
     columns: Sequence[str] = document["columns"]
-    return Results(name, document["title"], tuple(columns), tuple(document["rows"]), tuple(document["notes"]))
+    of = {} if CODE in columns else {CODE: document.get("code")}
+    rows = tuple({**of, **row} for row in document["rows"])
+    return Results(name, document["title"], tuple(columns), rows, tuple(document["notes"]))
 
 
 def with_kept(name: str, rows: Sequence[Mapping[str, Cell]], keys: Sequence[str]) -> tuple[Mapping[str, Cell], ...]:

@@ -17,7 +17,7 @@ from bench.tables_frameworks import where_people_train
 from bench.tables_gpu import on_a_gpu
 from bench.tables_inference import inference
 from bench.tables_operators import of_others
-from bench.tables_parts import APART, NO_FIGURE, Row, agreed, mib, percent, ratio, rows_of, section
+from bench.tables_parts import APART, NO_FIGURE, Row, ages, agreed, mib, percent, ratio, rows_of, section
 from bench.tables_ranges import varying_lengths
 from bench.tables_ranks import several_processes
 from lowtide.planning.request import Effort
@@ -55,6 +55,7 @@ def page() -> str:
         *inference(),
         *small_devices(),
         *on_a_gpu(),
+        ages(),
     )
     return "\n\n".join(parts) + "\n"
 

@@ -10,12 +10,13 @@ from bench.tables_parts import Row, rows_of, section
 _PEERS = ("onnxruntime", "openvino", "inductor", "eager")
 
 
+_SERVERS = ("lowtide", "onnxruntime")
 _NAMES = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR", *_PEERS)
 
 
 def inference() -> tuple[str, ...]:
-    """Times beside peers, memory, what it takes to make kernels, and partitions."""
-    return _times(), _others(), _pairs(), _tuning(), _memory(), _compiling(), _partitions(), _compiled()
+    """Times beside peers, a server, memory, what it takes to make kernels, and partitions."""
+    return _times(), _others(), _pairs(), _served(), _tuning(), _memory(), _compiling(), _partitions(), _compiled()
 
 
 def _times() -> str:
@@ -69,6 +70,35 @@ def _beside_peers(title: str, table: str, command: str, note: str, what: str) ->
         for (case, threads), found in by_case.items()
     ]
     return section(title, table, command, note, (what, *names, "lowtide over the best peer"), lines)
+
+
+def _served() -> str:
+    by_setting: dict[tuple[str, int, int], dict[str, Row]] = {}
+    for row in rows_of("serve"):
+        by_setting.setdefault((row["case"], row["threads"], row["clients"]), {})[row["contender"]] = row
+    columns = ("requests_per_s", "p50_us", "p99_us", "processor_us")
+    lines = [
+        [
+            f"{case}, {threads}",
+            str(clients),
+            *(f"{found[name][column] / (1e3 if column.endswith('_us') else 1):.1f}" for column in columns for name in _SERVERS),
+            f"{found['lowtide']['to_onnxruntime']:.2f}",
+        ]
+        for (case, threads, clients), found in by_setting.items()
+    ]
+    heads = ("requests a second", "half wait less, ms", "99 of 100 wait less, ms", "processor, ms a request")
+    loads = [row["load"] for row in rows_of("serve")]
+    return section(
+        "A server under load",
+        "serve",
+        "python -m bench.serve",
+        "The server of the page on [inference](how/cpu_inference.md#serve-it), a thread of Python for each client, and the same with\n"
+        "onnxruntime's session in the place of the loaded function. Both run, and bursts of requests go to one and the other in turns.\n"
+        "lowtide runs one request after another, onnxruntime several at a time. Clients run on the same two processors, and other work\n"
+        f"ran beside: the load average was {min(loads):.1f} to {max(loads):.1f} before the bursts. Waits are long where it was high.",
+        ("network, threads", "clients", *(f"{name}: {head}" for head in heads for name in _SERVERS), "rate over onnxruntime's"),
+        lines,
+    )
 
 
 def _tuning() -> str:

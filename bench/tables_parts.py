@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -64,9 +65,38 @@ def _machine(name: str) -> str:
 def _code(name: str, document: Row) -> str:
     if "code" in document:
         commit = f"commit {document['code']}" if document["code"] else "outside of a checkout"
+        commit += _of_others(document)
         return f"{commit}. Since then {_SINCE[name]}" if name in _SINCE else commit
     commit, since = _EARLIER[name]
     return f"commit {commit}. Since then {since}"
+
+
+def _of_others(document: Row) -> str:
+    """The rows that a later save has kept, by their commit."""
+    counts = Counter(row["code"] for row in document.get("rows", ()) if row.get("code", document["code"]) != document["code"])
+    told = (f"{count} of {commit or 'a commit that was not noted'}" for commit, count in counts.most_common())
+    return f" (of its {len(document['rows'])} rows {', '.join(told)})" if counts else ""
+
+
+def ages() -> str:
+    """Which saved table is of which commit, machine and torch."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if "machine" not in document:
+            continue
+        on = document["machine"]
+        commit = document.get("code") or _EARLIER.get(path.stem, ("not noted",))[0]
+        groups.setdefault((commit, ", ".join(filter(None, (on["processor"], on.get("gpu")))), on["torch"]), []).append(path.stem)
+    lines = [[commit, machine, torch, ", ".join(names)] for (commit, machine, torch), names in sorted(groups.items())]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in [["commit", "machine", "torch", "tables"], ["---"] * 4, *lines])
+    said = "one" if len(lines) == 1 else str(len(lines))
+    return (
+        "## Which table is of which commit\n\n"
+        f"`make results` measures all tables that it can anew, on one machine and at one commit. These are of {said}.\n"
+        "A commit with a plus had changes that were not committed. Each row of a file says of which commit it is, too.\n\n"
+        f"{table}"
+    )
 
 
 def rows_of(name: str) -> list[Row]:

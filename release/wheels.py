@@ -44,7 +44,7 @@ def main() -> None:
             print(built(python, options.numba, source, place, options.out), flush=True)
         _run(
             [
-                _environment(options.python[0], Path(folder, "sdist"), "build"),
+                environment(options.python[0], Path(folder, "sdist"), "build"),
                 "-m",
                 "build",
                 "--sdist",
@@ -58,7 +58,7 @@ def main() -> None:
 
 def built(python: str, numbas: Sequence[str], source: Path, place: Path, out: Path) -> Path:
     """The wheel for one Python, in `out`."""
-    here = _environment(python, place / "environment", "pip", "setuptools>=77", "wheel")
+    here = environment(python, place / "environment", "pip", "setuptools>=77", "wheel")
     _run([here, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", str(place / "pure"), str(source)], place)
     pure = next((place / "pure").glob("*.whl"))
     _run([here, "-m", "wheel", "unpack", "--dest", str(place / "unpacked"), str(pure)], place)
@@ -101,10 +101,11 @@ def _compile(python: str, tree: Path, source: Path, place: Path) -> None:
         shutil.copyfile(file, target / file.name)
 
 
-def _environment(python: str, folder: Path, *packages: str) -> str:
+def environment(python: str, folder: Path, *packages: str) -> str:
+    """A new environment with these packages; its Python."""
     _run([python, "-m", "venv", str(folder)], folder.parent)
     here = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    _run([here, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages], folder.parent)
+    _run([here, "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", *packages], folder.parent)
     return here
 
 

@@ -169,7 +169,10 @@ def test_what_the_users_code_prints_is_no_part_of_the_answer(verb: str, capfd: p
 def test_a_text_that_names_no_function_is_refused(verb: str, spec: str):
     result = CliRunner().invoke(app, [verb, spec])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"lowtide: expected module:function, both as Python would import them, such as train:build; got {spec!r}\n"
+    assert (
+        result.stderr
+        == f"lowtide: expected module:function, both as Python would import them, such as train:build or train.py:build; got {spec!r}\n"
+    )
 
 
 @pytest.mark.parametrize(

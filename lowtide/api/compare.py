@@ -55,13 +55,15 @@ class Comparison:
 
 
 def workload_of(function: Callable[[], Any]) -> Workload:
-    """What a user's function returned, if it is (model, batch, loss, optimizer). Raises LowtideError otherwise."""
+    """What a user's function returned: (model, batch, loss, optimizer), or (model, batch) to infer. Raises LowtideError otherwise."""
     if not callable(function):
         raise LowtideError(f"expected a function that returns (model, batch, loss, optimizer), got a {type(function).__name__}")
     parts = function()
-    if not isinstance(parts, tuple) or len(parts) != 4 or not isinstance(parts[0], nn.Module):
+    if not isinstance(parts, tuple) or len(parts) not in (2, 4) or not isinstance(parts[0], nn.Module):
         what = type(parts).__name__ if not isinstance(parts, tuple) else f"a tuple of {', '.join(type(item).__name__ for item in parts)}"
-        raise LowtideError(f"expected (model, batch, loss, optimizer), of which loss and optimizer may be None; got {what}")
+        raise LowtideError(f"expected (model, batch, loss, optimizer), or for inference (model, batch); got {what}")
+    if len(parts) == 2:
+        return Workload(*parts, None, None)
     if (parts[2] is None) != (parts[3] is None):
         raise LowtideError("expected both a loss and an optimizer, or for inference neither; got only one of them")
     return Workload(*parts)

@@ -34,6 +34,7 @@ from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
 from lowtide.planning.request import Limit, sweeps_of
 from lowtide.report import save as save_report
+from lowtide.report import svg
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 from lowtide.runtime.program import undisturbed
@@ -314,8 +315,8 @@ class Step:
         return f"Step({what}, {one_line(self.plan)})"
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the plan's summary."""
-        return self.plan._repr_html_()
+        """What notebooks show: a picture of memory over the step, and the plan's summary."""
+        return svg(self.plan) + self.plan._repr_html_()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """A step is bound to the objects that it works on. Raises StepError, also for `copy.copy` and `copy.deepcopy`."""

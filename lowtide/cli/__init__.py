@@ -1,4 +1,4 @@
-"""The command line: `lowtide optimize SPEC`, `explain SPEC`, `needs MODEL`, `report PLAN.json OUT`, `order`, `place` and `devices`.
+"""The command line: one verb a file, such as `lowtide optimize SPEC` and `lowtide report PLAN.json OUT`; `commands.py` names all.
 
 What the commands need takes seconds to import, and is imported only once an interrupt finds somebody to answer it.
 """

@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from lowtide.cli.compile import compile_command
 from lowtide.cli.devices import devices_command
 from lowtide.cli.edge import edge_command
 from lowtide.cli.explain import explain_command
@@ -21,6 +22,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorc
 app.command("optimize")(optimize_command)
 app.command("explain")(explain_command)
 app.command("needs")(needs_command)
+app.command("compile")(compile_command)
 app.command("report")(report_command)
 app.command("devices")(devices_command)
 app.command("order")(order_command)

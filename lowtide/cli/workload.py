@@ -1,4 +1,4 @@
-"""What `lowtide optimize` and `lowtide explain` are to work on: what a function of the user's returns.
+"""What `lowtide optimize`, `explain`, `needs` and `compile` are to work on: what a function of the user's returns.
 
 The function may take `batch_size` and `device`; `--batch-size` and `--fake` say what it is given for them.
 """
@@ -131,11 +131,15 @@ def _check_fake(work: Workload, spec: str) -> None:
 
 
 def _function(spec: str) -> Callable[[], object]:
-    """The function that a text names. Its module is looked for in the working directory first."""
-    module_name, _, function_name = spec.partition(":")
+    """The function that a text names. Its module is looked for in the working directory first; that of a file, in the file's folder."""
+    where, _, function_name = spec.partition(":")
+    file = Path(where) if where.endswith(".py") else None
+    module_name = where if file is None else file.stem
     if not _MODULE.fullmatch(module_name) or not function_name.isidentifier():
-        refuse(f"expected module:function, both as Python would import them, such as train:build; got {spec!r}")
-    sys.path.insert(0, os.getcwd())
+        refuse(f"expected module:function, both as Python would import them, such as train:build or train.py:build; got {spec!r}")
+    if file is not None and not file.is_file():
+        refuse(f"cannot find {spec}: no such file: {file}")
+    sys.path.insert(0, os.getcwd() if file is None else str(file.parent.absolute()))
     with users_code(spec, alone=True):
         try:
             module = importlib.import_module(module_name)

@@ -29,7 +29,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
     """Whether a picture can be drawn here: raises ImportError where matplotlib is not installed, FormatError for another suffix."""
     if Path(path).suffix.lower().removeprefix(".") not in FORMATS:
         raise FormatError(f"{os.fspath(path)}: expected a picture's name that ends in {', '.join('.' + each for each in FORMATS)}")
-    need("matplotlib", "a picture of a placement", "plot")
+    need("matplotlib", f"a picture ({Path(path).name})", "plot")
 
 
 def draw(problem: PlaceProblem, placement: Placement, path: str | os.PathLike[str], *, capacity_bytes: int | None = None) -> None:

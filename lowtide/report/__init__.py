@@ -1,4 +1,4 @@
-"""A plan for people and for other tools: a page, a picture, a trace, a snapshot. All read the plan and nothing else."""
+"""A plan for people and for other tools: a page, pictures, a trace, a snapshot. All read the plan and nothing else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lowtide.errors import FormatError
 from lowtide.placement.picture import FORMATS, check_picture
 from lowtide.plan.contents import Contents
 from lowtide.report.exports import memory_viz, save_memory_viz, save_picture, save_trace
+from lowtide.report.inline import svg
 from lowtide.report.page import page, save_page
 
 _Writer = Callable[[Contents, "str | os.PathLike[str]"], None]
@@ -30,9 +31,9 @@ def check_report(path: str | os.PathLike[str]) -> None:
 
 
 def save(plan: Contents, path: str | os.PathLike[str]) -> None:
-    """Write a plan as a page, a picture, a trace or a snapshot. Raises what `check_report` raises, and OSError."""
+    """Write a plan as a page, pictures, a trace or a snapshot. Raises what `check_report` raises, and OSError."""
     check_report(path)
     _WRITERS.get(Path(path).suffix.lower(), save_picture)(plan, path)
 
 
-__all__ = ["check_report", "memory_viz", "page", "save", "save_picture"]
+__all__ = ["check_report", "memory_viz", "page", "save", "save_picture", "svg"]

@@ -17,6 +17,12 @@ from lowtide.plan.snapshot import LiveTensor, kind_text
 from lowtide.plan.summary import live_tensors
 from lowtide.problems.placement import PlaceProblem
 
+# Of pictures that have no style sheet, by kind.
+COLOURS = {
+    "parameter": "#6e7781", "buffer": "#8c959f", "state": "#afb8c1", "input": "#9a6700", "constant": "#bf8700", "activation": "#0969da",
+    "gradient": "#bc4c00", "temporary": "#8250df", "workspace": "#1a7f37",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Course:

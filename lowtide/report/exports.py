@@ -24,7 +24,7 @@ from lowtide.ir.operators.row import LOAD, STORE
 from lowtide.placement.picture import check_picture, save_figure
 from lowtide.plan.contents import Contents
 from lowtide.plan.snapshot import LiveTensor, kind_text
-from lowtide.report.chart import Course, begins, has_times, placed, rows_of
+from lowtide.report.chart import COLOURS, Course, begins, has_times, placed, rows_of
 
 
 def save_trace(plan: Contents, path: str | os.PathLike[str]) -> None:
@@ -156,10 +156,6 @@ def _blocks(left: Sequence[tuple[int, LiveTensor]], end: int) -> Iterator[dict[s
 
 _INCHES = (9, 4)
 _MIB = 2**20
-_COLOURS = {
-    "parameter": "#6e7781", "buffer": "#8c959f", "state": "#afb8c1", "input": "#9a6700", "constant": "#bf8700", "activation": "#0969da",
-    "gradient": "#bc4c00", "temporary": "#8250df", "workspace": "#1a7f37",
-}  # fmt: skip
 
 
 def save_picture(plan: Contents, path: str | os.PathLike[str]) -> None:
@@ -181,7 +177,7 @@ def save_picture(plan: Contents, path: str | os.PathLike[str]) -> None:
     kinds = ["workspace" if kind is None else kind.value for kind, _ in rows]
     names = ["workspace of operators" if kind is None else kind_text(kind) for kind, _ in rows]
     if at[1:]:
-        axes.stackplot(at, stacked, labels=names, colors=[_COLOURS.get(kind, "#57606a") for kind in kinds], step="post")
+        axes.stackplot(at, stacked, labels=names, colors=[COLOURS.get(kind, "#57606a") for kind in kinds], step="post")
     if plan.eager is not None and plan.eager.workspace_bytes:
         total = [nbytes / _MIB for nbytes in plan.eager.footprint_bytes]
         axes.step(

@@ -10,6 +10,7 @@ import lowtide
 from bench.in_values import in_values
 from lowtide.base import stages
 from lowtide.base.stages import Stages
+from lowtide.report import svg
 from tests.api.networks import Gpt, adamw, next_token, workload
 
 MAKE = workload(Gpt, lambda: (torch.randint(0, 50, (4, 32)),), next_token, adamw)
@@ -83,8 +84,8 @@ def test_step_and_plan_are_one_line_and_a_summary_in_notebooks():
     slower = plan.cost_report.time_us / plan.cost_report.order_us - 1
     for part in ("in eager", f"time {slower:+.1%}", f"{len(plan.order)} operators"):
         assert part in repr(plan)
-    html = step._repr_html_()
-    assert html == plan._repr_html_()
+    html = plan._repr_html_()
+    assert step._repr_html_() == svg(plan) + html
     assert html.startswith("<pre>")
     assert html.endswith("</pre>")
     assert "promised peak" in html

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.machine import machine
+from bench.machine import code, machine
 from bench.results import Results, load
 
 TABLE = Results(
@@ -24,8 +24,8 @@ TABLE = Results(
 def test_a_table_comes_back_as_it_was(tmp_path: Path):
     path = TABLE.save(tmp_path / "new")
     again = load("table", tmp_path / "new")
-    assert again.rows[0] == TABLE.rows[0]
-    assert again.rows[1] == {"model": "gpt-neo", "peak_bytes": None, "step_us": None, "saving": None, "operators": 5200}
+    assert again.rows[0] == {**TABLE.rows[0], "code": code()}
+    assert again.rows[1] == {"model": "gpt-neo", "peak_bytes": None, "step_us": None, "saving": None, "operators": 5200, "code": code()}
     assert (again.name, again.title, again.columns, again.notes) == (TABLE.name, TABLE.title, TABLE.columns, TABLE.notes)
     assert list(path.parent.iterdir()) == [path]
 

@@ -45,7 +45,9 @@ def test_that_nothing_is_saved_where_that_is_not_asked(sweep: Sweep):
 
 
 def test_that_each_row_says_of_which_code_it_is(sweep: Sweep):
-    Results(sweep.name, sweep.title, sweep.columns, ({"name": "a", "right": 1},)).save(sweep.directory)  # as tables were before
+    Results(sweep.name, sweep.title, sweep.columns, ({"name": "a", "right": 1, "code": None},)).save(
+        sweep.directory
+    )  # as tables were before
     sweep.run([{"name": "c", "right": 1}], save=True)
     saved = load(sweep.name, sweep.directory)
     assert [(row["name"], row["code"]) for row in saved.rows] == [("a", None), ("c", "0123abc")]
