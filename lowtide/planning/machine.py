@@ -17,7 +17,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
-from lowtide.regions.compilation import as_compiled, compiled_graph
+from lowtide.regions.compilation import as_compiled, compiled_as, compiled_graphs, compiled_like
 from lowtide.regions.recomputation import as_recomputed, recomputed
 from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
@@ -106,17 +106,17 @@ class Machine:
             return networked(captured.graph, chosen, self.variants)
 
     def _compiled(self, captured: Captured, laboratory: Laboratory, limited: bool) -> list[Graph | None]:
-        """The captured graph with what inductor makes kernels for.
+        """The captured graph with what inductor makes kernels for: that in which the backward pass computes again, and that which holds all.
 
-        Of that in which the backward pass computes again, where that takes no longer than the captured graph, and of that which holds
-        everything, where it does; where there will be a limit of both.
+        Where there will be a limit both are offered; without one the one that takes less time, by what is measured of both.
         """
         whole = equal_graphs(captured.graph)[-1]
         leaner = recomputed(whole).graph
-        first = self.compiled(leaner) if leaner is not whole else None
-        if first is not None and not limited and self._is_no_slower(captured, first, whole, laboratory):
-            return [first]
-        return [first, self.compiled(whole)] if limited else [self.compiled(whole)]
+        graphs = self.compiled([whole] if leaner is whole else [leaner, whole])
+        found = [each for each in graphs if each is not None]
+        if limited or len(found) < 2:
+            return list(found)
+        return [found[0] if self._is_no_slower(captured, found[0], found[1], laboratory) else found[1]]
 
     def _is_no_slower(self, captured: Captured, graph: Graph, than: Graph, laboratory: Laboratory) -> bool:
         """Whether a graph takes no longer than another one, by what is not in both."""
@@ -132,19 +132,25 @@ class Machine:
 
     def _compiled_as(self, captured: Captured, like: Sequence[Candidate]) -> list[Graph | None]:
         """The captured graph with the regions of the candidates of a program like it."""
+        if not self._compiles:
+            return []
         whole = equal_graphs(captured.graph)[-1]
-        return [self.compiled(as_recomputed(whole, each.graph), like=each.graph) for each in like if each.generated]
+        return [compiled_like(as_recomputed(whole, each.graph), each.graph) for each in like if each.generated]
 
     def compiled_as_chosen(self, captured: Captured, chosen: Graph) -> Graph | None:
         """The captured graph with the regions that a graph of it has which was chosen before."""
-        return self.compiled(as_recomputed(equal_graphs(captured.graph)[-1], chosen), chosen)
+        return compiled_as(as_recomputed(equal_graphs(captured.graph)[-1], chosen), chosen) if self._compiles else None
 
-    def compiled(self, graph: Graph, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
-        """A graph with what inductor makes kernels for, where it can run here; as `chosen` before, or as a graph `like` it."""
-        if self.simulated is not None or not self.tries:
-            return None
+    def compiled(self, graphs: Sequence[Graph]) -> list[Graph | None]:
+        """Graphs that compute the same, each with what inductor makes kernels for, where it can run here."""
+        if not self._compiles:
+            return []
         with self.stages.stage("kernels", "compiling regions, or loading them") as say:
-            return compiled_graph(graph, chosen, like, _share(say))
+            return compiled_graphs(graphs, _share(say))
+
+    @property
+    def _compiles(self) -> bool:
+        return self.simulated is None and self.tries
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]
