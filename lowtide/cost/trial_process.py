@@ -3,8 +3,9 @@
     takes   a setup and requests, both plain data
     leaves  replies, or `WorkerExitedError` with the reason
 
-It runs `serve` of a module, `worker`'s where it tries calls. It is started by code that never changes and gets everything else over a pipe, so that it neither runs the program's
-own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it. Importing torch takes it some seconds.
+It runs `serve` of a module: of `worker`, where it tries calls. It is started by code that never changes and gets everything else over a
+pipe, so that it neither runs the program's own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it.
+Importing torch takes it some seconds.
 
 Keeps one idle process for the next who needs one, for a while: starting one takes seconds. It is ended when nobody has taken it for
 `IDLE_S`, and with this process. A process that was forked off this one has none of its own.
@@ -51,7 +52,11 @@ class TrialProcess:
         self._lines: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
-        self._setup = {**setup, "module": module, "path": [each for each in sys.path if isinstance(each, str)]}  # Python skips all else, too
+        self._setup = {
+            **setup,
+            "module": module,
+            "path": [each for each in sys.path if isinstance(each, str)],
+        }  # Python skips all else, too
         try:
             self._listen()
             if waits:

@@ -165,6 +165,12 @@ def times_ns(body: Graph) -> tuple[int, int] | None:
     return measured_ns(alike, _source(alike))
 
 
+def compiled_ns(node: Node) -> int | None:
+    """What a compiled region was measured to take; None where it was not, and for another node."""
+    known = times_ns(Region.of(node).body) if is_by_inductor(node) else None
+    return None if known is None else known[0]
+
+
 def as_compiled(nodes: Sequence[Node], us: Sequence[float]) -> tuple[float, ...]:
     """Times of nodes, of which those of regions were measured operator by operator: shorter by as much as compiled ones are alone."""
 

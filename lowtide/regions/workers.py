@@ -34,7 +34,7 @@ _begun: list[TrialProcess] = []  # at most one, which begins while its bodies ar
 
 @contextmanager
 def begun_ahead(device: str) -> Iterator[None]:
-    """What takes seconds and needs no body goes on meanwhile: inductor is asked about the processor, and compiles what all kernels share."""
+    """Meanwhile what needs no body goes on: inductor looks at the processor, and compiles what all kernels share."""
     if device != "cpu":
         yield
         return
