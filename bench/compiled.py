@@ -11,7 +11,7 @@ they take turns of one step: processor time, medians, and ratios to torch.compil
 optimizer's step as well. `compiled` takes the fastest of the graphs; `regions alone` is that in which the backward pass computes nothing
 again, `least held` that in which it computes whatever holds less. Peaks are the
 allocator's level above what the caller holds between steps: gradients are none when a step begins. Cold is until the second step has run,
-with empty caches; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in
+with empty caches, in seconds and in those of processors; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in
 float64 bring them, over how far that is.
 """
 
@@ -46,7 +46,7 @@ CASES: dict[str, int] = {
 }  # batch sizes
 CONTENDERS = ("eager", "torch.compile", "exact", "compiled", "regions alone", "least held", "torch.compile, all")
 COLUMNS = (
-    "model", "batch_size", "threads", "contender", "cold_s", "cached_s", "cpu_ms", "over_torch_compile", "promised_bytes", "peak_bytes",
+    "model", "batch_size", "threads", "contender", "cold_s", "cold_cpu_s", "cached_s", "cpu_ms", "over_torch_compile", "promised_bytes", "peak_bytes",
     "deviation", "regions", "nodes_in_regions", "beside", "code",
 )  # fmt: skip
 _WARM_UP = 1
@@ -109,10 +109,10 @@ def measured(name: str, contenders: Sequence[str], threads: int, turns: int) -> 
     model, batch, loss = _workload(name)
     trainings, found = dict[str, _Training](), dict[str, dict[str, Any]]()
     for each in contenders:
-        start = time.perf_counter()
+        start, start_cpu_s = time.perf_counter(), _cpu_s()
         trainings[each] = _Training(each, copy.deepcopy(model), batch, loss)
         trainings[each].once(), trainings[each].once()
-        found[each] = {"seconds": time.perf_counter() - start} | trainings[each].regions()
+        found[each] = {"seconds": time.perf_counter() - start, "cold_cpu_s": _cpu_s() - start_cpu_s} | trainings[each].regions()
     if not turns:
         return found
     true = _trained(model, batch, loss)
@@ -129,6 +129,12 @@ def measured(name: str, contenders: Sequence[str], threads: int, turns: int) -> 
             found[each]["over_torch_compile"] = statistics.median(turn[each] / turn["torch.compile"] for turn in times)
         found[each] |= training.peaks()
     return found
+
+
+def _cpu_s() -> float:
+    """Seconds of processors that this process took, and those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _workload(name: str) -> tuple[Any, Any, Callable[..., Any]]:

@@ -22,7 +22,7 @@ from lowtide.regions.recomputation import as_recomputed, recomputed
 from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
-_AS_FAST = 0.005  # of two steps whose times differ by this share none is faster: kernels are measured no better
+_AS_FAST = 0.01  # of two steps whose times differ by this share none is faster: kernels are measured no better
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
 
