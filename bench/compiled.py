@@ -9,10 +9,10 @@ One process a model and number of threads, with empty caches; AdamW, no dropout,
 they take turns of one step: processor time, medians, and ratios to torch.compile are medians over turns. `torch.compile` compiles the model
 (forward and backward), with the optimizer as users run it; `torch.compile, all`, which is measured where it is named, compiles the
 optimizer's step as well. `compiled` takes the fastest of the graphs; `regions alone` is that in which the backward pass computes nothing
-again, `least held` that in which it computes whatever holds less. Peaks are the
-allocator's level above what the caller holds between steps: gradients are none when a step begins. Cold is until the second step has run,
-with empty caches, in seconds and in those of processors; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in
-float64 bring them, over how far that is.
+again, `least held` that in which it computes whatever holds less. Peaks are the allocator's level above what the caller holds between
+steps: gradients are none when a step begins. Cold is until the second step has run, with empty caches, in seconds and in those of
+processors; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in float64
+bring them, over how far that is.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CASES: dict[str, int] = {
 }  # batch sizes
 CONTENDERS = ("eager", "torch.compile", "exact", "compiled", "regions alone", "least held", "torch.compile, all")
 COLUMNS = (
-    "model", "batch_size", "threads", "contender", "cold_s", "cold_cpu_s", "cached_s", "cpu_ms", "over_torch_compile", "promised_bytes", "peak_bytes",
-    "deviation", "regions", "nodes_in_regions", "beside", "code",
+    "model", "batch_size", "threads", "contender", "cold_s", "cold_cpu_s", "cached_s", "cpu_ms", "over_torch_compile",
+    "promised_bytes", "peak_bytes", "deviation", "regions", "nodes_in_regions", "beside", "code",
 )  # fmt: skip
 _WARM_UP = 1
 _RATE = 1e-4
