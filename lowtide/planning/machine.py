@@ -117,11 +117,11 @@ class Machine:
         if not self._is_gpu(captured):
             leaner.append(recomputed(whole, quickly=True).graph)
         graphs = [graph for at, graph in enumerate((*leaner, whole)) if graph.nodes not in [each.nodes for each in leaner[:at]]]
-        found = [each for each in self.compiled(graphs) if each is not None]
-        if limited or len(found) < 2:
-            return list(found)
-        us = self._compared(captured, found, laboratory)
-        return [next(graph for graph, its_us in zip(found, us, strict=True) if its_us <= (1 + _AS_FAST) * min(us))]
+        compiled = [each for each in self.compiled(graphs) if each is not None]
+        if limited or len(compiled) < 2:
+            return list(compiled)
+        us = self._compared(captured, compiled, laboratory)
+        return [next(graph for graph, its_us in zip(compiled, us, strict=True) if its_us <= (1 + _AS_FAST) * min(us))]
 
     def _compared(self, captured: Captured, graphs: Sequence[Graph], laboratory: Laboratory) -> list[float]:
         """What each of some graphs takes, in microseconds: what is in all of them by the device's rates, the rest measured."""

@@ -51,12 +51,12 @@ def begin() -> None:
         from torch._inductor import compile_fx  # noqa: F401
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        def look() -> None:
+        def pick() -> None:
             with suppress(Exception):
                 pick_vec_isa()
 
         if not _looking:
-            _looking.append(threading.Thread(target=look, name="lowtide-looks-at-the-processor", daemon=True))
+            _looking.append(threading.Thread(target=pick, name="lowtide-looks-at-the-processor", daemon=True))
             _looking[0].start()
 
 
