@@ -18,7 +18,7 @@ from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_as, compiled_graphs, compiled_like, compiled_ns
-from lowtide.regions.recomputation import as_recomputed, recomputed
+from lowtide.regions.recomputation import as_recomputed, leaner_graphs
 from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
@@ -113,10 +113,7 @@ class Machine:
         are as fast the one that holds least.
         """
         whole = equal_graphs(captured.graph)[-1]
-        leaner = [recomputed(whole).graph]
-        if not self._is_gpu(captured):
-            leaner.append(recomputed(whole, quickly=True).graph)
-        graphs = [graph for at, graph in enumerate((*leaner, whole)) if graph.nodes not in [each.nodes for each in leaner[:at]]]
+        graphs = [*leaner_graphs(whole, on_gpu=self._is_gpu(captured)), whole]
         compiled = [each for each in self.compiled(graphs) if each is not None]
         if limited or len(compiled) < 2:
             return list(compiled)

@@ -43,6 +43,17 @@ _AGAIN = "_in_backward"  # within the names of what is made again
 _EXACT_TO_FLOAT = frozenset({"float32", "bfloat16", "float16"})  # with float32 they compute in float32
 
 
+def leaner_graphs(graph: Graph, *, on_gpu: bool) -> list[Graph]:
+    """The graphs in which the backward pass makes something again, each once: what holds least first, then what takes a CPU no longer."""
+    graphs: dict[frozenset[str], Graph] = {}
+    for quickly in (False,) if on_gpu else (False, True):
+        leaner = recomputed(graph, quickly=quickly).graph
+        again = frozenset(value.name for node in leaner.nodes for value in node.results if _AGAIN in value.name)
+        if again:
+            graphs.setdefault(again, leaner)
+    return list(graphs.values())
+
+
 def recomputed(graph: Graph, *, quickly: bool = False) -> Rewritten:
     """The graph in which the backward pass makes again what is not worth holding; itself where that is nothing.
 

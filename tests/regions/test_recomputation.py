@@ -22,7 +22,7 @@ from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.ir.operators.nodes import is_random
 from lowtide.planning.machine import Machine
 from lowtide.regions import compilation
-from lowtide.regions.recomputation import recomputed
+from lowtide.regions.recomputation import leaner_graphs, recomputed
 from tests.api.networks import cross_entropy
 from tests.compiled_by_torch import runners
 
@@ -185,6 +185,23 @@ def test_nothing_slow_runs_again_where_that_is_not_wanted() -> None:
         counts = [sum(node.op == "aten.tanh.default" for node in each.nodes) for each in (graph, done)]
         assert counts[1] >= counts[0] + more
         assert quickly is (counts[1] == counts[0])
+
+
+def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def test_each_choice_of_what_runs_again_comes_once() -> None:
+    graph = captured()
+    least, quick = leaner_graphs(graph, on_gpu=False)
+    assert held_bytes(least) < held_bytes(quick)
+    assert [held_bytes(each) for each in leaner_graphs(graph, on_gpu=True)] == [held_bytes(least)]
+    torch.manual_seed(0)
+    rectified = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    optimizer = torch.optim.SGD(rectified.parameters(), lr=1e-2)
+    settings = in_values(progress=False)
+    step = lowtide.optimize(rectified, torch.randn(4, 3, 16, 16), loss=squares, optimizer=optimizer, **settings)
+    assert len(leaner_graphs(step.plan.graph, on_gpu=False)) == 1  # nothing slow is among what it computes
 
 
 # Of the graph that holds least, the one in which nothing slow runs again, and the one that holds all: what each takes, and which is taken.
