@@ -178,16 +178,16 @@ def test_another_process_compiles(work, monkeypatch: pytest.MonkeyPatch, tmp_pat
     asked, ask = threading.Event(), workers.TrialProcess.ask
 
     def heard(self: Any, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        answers.append(ask(self, request, limit_s))
+        answer = ask(self, request, limit_s)
         if "key" in request:
+            answers.append(answer)
             asked.set()
-        return answers[-1]
+        return answer
 
     make = compiled.make
     monkeypatch.setattr(workers.TrialProcess, "ask", heard)
     monkeypatch.setattr(compiled, "make", lambda key, body: (asked.wait(300), make(key, body)))
     step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert compiled_nodes(step.plan)
-    assert answers[0] == {"ready": True}
-    assert {} in answers[1:]
+    assert {} in answers
     step(x)
