@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ _looking: list[threading.Thread] = []  # at most one
 def begin() -> None:
     """Import inductor, which takes a second, and let it look what processor and compiler can do, which takes several, in a thread."""
     with suppress(Exception), _quiet():  # whoever compiles is told
-        from torch._inductor import compile_fx  # noqa: F401
+        import_module("torch._inductor.compile_fx")
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
         def pick() -> None:
