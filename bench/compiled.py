@@ -1,14 +1,18 @@
 """Training steps that are compiled: torch.compile beside lowtide's `kernels="compiled"`, lowtide's exact steps and eager PyTorch.
 
-    python -m bench.compiled [--models NAME ...] [--threads 1 2] [--turns 7] [--contenders NAME ...]
+    python -m bench.compiled [--models NAME ...] [--threads 1 2] [--turns 7] [--contenders NAME ...] [--resume] [--busy]
+
+Rows are saved as each model is done; `--resume` leaves out what the table has of this very code. `--busy` says in the rows that other work
+ran beside.
 
 One process a model and number of threads, with empty caches; AdamW, no dropout, float32. Every contender trains a copy of the model, and
 they take turns of one step: processor time, medians, and ratios to torch.compile are medians over turns. `torch.compile` compiles the model
 (forward and backward), with the optimizer as users run it; `torch.compile, all`, which is measured where it is named, compiles the
-optimizer's step as well. `regions alone` is `compiled` without what the backward pass computes again. Peaks are the
-allocator's level above what the caller holds between steps: gradients are none when a step begins. Cold is until the second step has run,
-with empty caches; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in
-float64 bring them, over how far that is.
+optimizer's step as well. `compiled` takes the fastest of the graphs; `regions alone` is that in which the backward pass computes nothing
+again, `least held` that in which it computes whatever holds less. Peaks are the allocator's level above what the caller holds between
+steps: gradients are none when a step begins. Cold is until the second step has run, with empty caches, in seconds and in those of
+processors; cached is the same in a second process. Deviation: how far all parameters are after two steps from where steps in float64
+bring them, over how far that is.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import product
 from typing import Any
 
+from bench.machine import code
 from bench.results import Results, with_kept
 
 CASES: dict[str, int] = {
@@ -38,10 +44,10 @@ CASES: dict[str, int] = {
     "small gpt2": 8,
     "small bert": 8,
 }  # batch sizes
-CONTENDERS = ("eager", "torch.compile", "exact", "compiled", "regions alone", "torch.compile, all")
+CONTENDERS = ("eager", "torch.compile", "exact", "compiled", "regions alone", "least held", "torch.compile, all")
 COLUMNS = (
-    "model", "batch_size", "threads", "contender", "cold_s", "cached_s", "cpu_ms", "over_torch_compile", "promised_bytes", "peak_bytes",
-    "deviation", "regions", "nodes_in_regions",
+    "model", "batch_size", "threads", "contender", "cold_s", "cold_cpu_s", "cached_s", "cpu_ms", "over_torch_compile",
+    "promised_bytes", "peak_bytes", "deviation", "regions", "nodes_in_regions", "beside", "code",
 )  # fmt: skip
 _WARM_UP = 1
 _RATE = 1e-4
@@ -54,18 +60,28 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS[:-1]), choices=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "WHAT"), help="measure one model, or only what it takes to be made")
+    parser.add_argument("--resume", action="store_true", help="leave out what the table has of this code")
+    parser.add_argument("--busy", action="store_true", help="say that other work runs beside")
     options = parser.parse_args()
     if options.one:
         name, what = options.one
         print(json.dumps(measured(name, options.contenders, options.threads[0], options.turns if what == "all" else 0)))
         return
-    rows = [
-        row for name in options.models for threads in options.threads for row in _rows(name, options.contenders, threads, options.turns)
-    ]
-    kept = with_kept("compiled", rows, ("model", "threads", "contender"))
-    results = Results("compiled", "Compiled training steps", COLUMNS, kept)
-    results.save()
+    results = _table([])
+    for name, threads in product(options.models, options.threads):
+        known = [row for row in results.rows if (row["model"], row["threads"], row.get("code")) == (name, threads, code())]
+        missing = [each for each in options.contenders if each not in [row["contender"] for row in known]]
+        if missing or not options.resume:
+            rows = _rows(name, options.contenders, threads, options.turns)
+            marks = {"beside": "other work" if options.busy else None, "code": code()}
+            results = _table([row | marks for row in rows])
+            results.save()
     results.print()
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Results:
+    kept = with_kept("compiled", rows, ("model", "threads", "contender"))
+    return Results("compiled", "Compiled training steps", COLUMNS, kept)
 
 
 def _rows(name: str, contenders: Sequence[str], threads: int, turns: int) -> list[dict[str, Any]]:
@@ -93,10 +109,10 @@ def measured(name: str, contenders: Sequence[str], threads: int, turns: int) -> 
     model, batch, loss = _workload(name)
     trainings, found = dict[str, _Training](), dict[str, dict[str, Any]]()
     for each in contenders:
-        start = time.perf_counter()
+        start, start_cpu_s = time.perf_counter(), _cpu_s()
         trainings[each] = _Training(each, copy.deepcopy(model), batch, loss)
         trainings[each].once(), trainings[each].once()
-        found[each] = {"seconds": time.perf_counter() - start} | trainings[each].regions()
+        found[each] = {"seconds": time.perf_counter() - start, "cold_cpu_s": _cpu_s() - start_cpu_s} | trainings[each].regions()
     if not turns:
         return found
     true = _trained(model, batch, loss)
@@ -113,6 +129,12 @@ def measured(name: str, contenders: Sequence[str], threads: int, turns: int) -> 
             found[each]["over_torch_compile"] = statistics.median(turn[each] / turn["torch.compile"] for turn in times)
         found[each] |= training.peaks()
     return found
+
+
+def _cpu_s() -> float:
+    """Seconds of processors that this process took, and those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _workload(name: str) -> tuple[Any, Any, Callable[..., Any]]:
@@ -179,7 +201,7 @@ class _Training:
         import lowtide
 
         planning = lowtide.Planning(progress=False)
-        with _holding() if contender == "regions alone" else nullcontext():
+        with _ALONE[contender]() if contender in _ALONE else nullcontext():
             return lowtide.optimize(self.model, self.batch, loss=loss, optimizer=optimizer, planning=planning, **_settings(contender))
 
     def cpu_ms(self) -> float:
@@ -207,20 +229,32 @@ class _Training:
         return {"regions": len(nodes), "nodes_in_regions": sum(len(node.body.nodes) for node in nodes if node.body is not None)}
 
 
-_SETTINGS = ("exact", "compiled", "regions alone")
+_SETTINGS = ("exact", "compiled", "regions alone", "least held")
 
 
 @contextmanager
-def _holding() -> Iterator[None]:
-    """The backward pass computes nothing again."""
+def _replaced(name: str, value: Any) -> Iterator[None]:
     from lowtide.planning import machine
-    from lowtide.rewrite.base import Rewritten
 
-    usual, machine.recomputed = machine.recomputed, lambda graph: Rewritten(graph, {})
+    usual = getattr(machine, name)
+    setattr(machine, name, value)
     try:
         yield
     finally:
-        machine.recomputed = usual
+        setattr(machine, name, usual)
+
+
+def _holding() -> AbstractContextManager[None]:
+    """The backward pass computes nothing again."""
+    return _replaced("leaner_graphs", lambda graph, **_: [])
+
+
+def _leanest() -> AbstractContextManager[None]:
+    """Of what the backward pass could compute again it computes all, whatever time that takes."""
+    return _replaced("_AS_FAST", float("inf"))
+
+
+_ALONE = {"regions alone": _holding, "least held": _leanest}
 
 
 def _settings(contender: str) -> dict[str, Any]:

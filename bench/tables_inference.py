@@ -143,9 +143,9 @@ def _compiled() -> str:
         "python -m bench.compiled",
         "Training steps with AdamW, float32, no dropout, in turns in one process: processor time in milliseconds, MiB above what the\n"
         'caller holds. `compiled` is lowtide\'s `kernels="compiled"`, `regions alone` the same where the backward pass computes nothing\n'
-        "again, `exact` lowtide's default. Cold is until the second step has run, with empty caches, in seconds; cached is that in\n"
-        "a second process. `regions alone` is made after `compiled` and finds most kernels compiled. Deviation is that of all\n"
-        "parameters after two steps from those of float64, over how far they move.",
+        "again, `least held` where it computes whatever holds less, `exact` lowtide's default. Cold is until the second step has run,\n"
+        "with empty caches, in seconds; cached is that in a second process. What is made after `compiled` finds most kernels compiled.\n"
+        "Deviation is that of all parameters after two steps from those of float64, over how far they move.",
         ("model, batch", "threads", "", "time", "cold", "cached", "over torch.compile", "promised", "peak", "deviation"),
         lines,
     )

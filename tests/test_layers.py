@@ -31,7 +31,7 @@ TEST_MODULES = {path.stem for path in TESTS.rglob("test_*.py")}
 ROW_OF = {member: row for row, members in enumerate(ROWS) for member in members}
 
 VERBS = ("lowtide.api", "lowtide.cli", "lowtide.integrations")
-APART = {"lowtide.cost.worker": "a process of its own, started by its name in lowtide/cost/trial_process.py"}
+APART = {"lowtide.regions.worker": "a process of its own, started by its name in lowtide/regions/workers.py"}
 
 # What only some may import: folders and files of the package.
 PLACES = {
@@ -80,7 +80,7 @@ def test_every_module_is_reached_from_a_verb():
     modules = modules_of(sources())
     assert sorted(set(modules) - reached(modules, (*VERBS, *APART)) - {"lowtide", "lowtide.__main__"}) == []
     assert APART.keys().isdisjoint(reached(modules, VERBS)), "needs no exception"
-    assert all(any(module in source for file, source in sources().items() if file != "cost/worker.py") for module in APART)
+    assert all(any(module in source for file, source in sources().items() if file != "regions/worker.py") for module in APART)
 
 
 def test_a_module_that_no_verb_reaches_is_found():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from lowtide.planning.replan import SavedStep, as_saved
 from lowtide.planning.request import Budget, Limit, Memory, Request
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.regions.compilation import times_ns
+from lowtide.regions.workers import begun_ahead
 from lowtide.remat.sweep import Sweep
 from lowtide.runtime.premises import Premises
 from lowtide.runtime.ranks import SinglePeer
@@ -134,13 +136,18 @@ class StepMaker:
         """
         if self.saved is None:
             compile_ahead(self.settings.solver, limited=self._is_limited)
-        with self.machine.laboratory(self.capturing.trains) as laboratory:
+        with self._compiling_ahead(), self.machine.laboratory(self.capturing.trains) as laboratory:
             captured, premises = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
             compare_programs(self.peers, captured)
             if as_saved and self.saved is not None and not any(map(self._saved_for, captured)):
                 raise self.saved.refusal(self.machine.provenance(captured[-1]))  # before anything is measured
             programs = self.peers.together(lambda: self._programs(captured, laboratory))
         return self._planned(Family(programs, premises, _planner(programs)))
+
+    def _compiling_ahead(self) -> AbstractContextManager[object]:
+        """What compiling needs that is the same for every program, before one is known."""
+        compiles = self.settings.kernels == "compiled" and self.saved is None and self.peers.leads
+        return begun_ahead(self.machine.device) if compiles else nullcontext()
 
     @collected_seldom()
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[StepMaker, Family]:

@@ -3,8 +3,9 @@
     takes   a setup and requests, both plain data
     leaves  replies, or `WorkerExitedError` with the reason
 
-It runs `worker.serve`. It is started by code that never changes and gets everything else over a pipe, so that it neither runs the program's
-own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it. Importing torch takes it some seconds.
+It runs `serve` of a module: of `worker`, where it tries calls. It is started by code that never changes and gets everything else over a
+pipe, so that it neither runs the program's own main module nor needs a guard in it. Ctrl-C does not reach it: whoever asked ends it.
+Importing torch takes it some seconds.
 
 Keeps one idle process for the next who needs one, for a while: starting one takes seconds. It is ended when nobody has taken it for
 `IDLE_S`, and with this process. A process that was forked off this one has none of its own.
@@ -26,7 +27,7 @@ from typing import IO, Any
 _CODE = (  # the folder that this process happens to be in is no place to import from: it comes first where code is given as text
     "import sys; sys.path = [each for each in sys.path if each]; "
     "import json; setup = json.loads(sys.stdin.buffer.raw.readline()); sys.path[:] = setup['path']; "
-    "from lowtide.cost.worker import serve; serve(setup)"
+    "import importlib; importlib.import_module(setup['module']).serve(setup)"
 )
 _START_S = 300.0  # a busy machine may take long to import torch
 _SHOWN = 400  # characters of what the process said before it ended
@@ -41,19 +42,32 @@ class WorkerTimeoutError(WorkerExitedError):
 
 
 class TrialProcess:
-    """One such process. Raises `WorkerExitedError` if it cannot be started."""
+    """One such process. Raises `WorkerExitedError` if it cannot be started.
 
-    def __init__(self, setup: dict[str, Any]) -> None:
+    One that is not waited for is told what to do by `begin`, from another thread.
+    """
+
+    def __init__(self, setup: dict[str, Any], module: str = "lowtide.cost.worker", *, waits: bool = True) -> None:
         self._process = _started()
         self._lines: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
+        self._setup = {
+            **setup,
+            "module": module,
+            "path": [each for each in sys.path if isinstance(each, str)],
+        }  # Python skips all else, too
         try:
             self._listen()
-            self.ask({**setup, "path": [each for each in sys.path if isinstance(each, str)]}, _START_S)  # Python skips all else, too
+            if waits:
+                self.begin()
         except BaseException:  # Ctrl-C too: nobody will end it later
             self.end()
             raise
+
+    def begin(self) -> None:
+        """Wait until it has imported what it needs. Raises `WorkerExitedError`."""
+        self.ask(self._setup, _START_S)
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """The reply to a request. Raises `WorkerExitedError`; the process has then ended."""

@@ -22,20 +22,25 @@ _GRACE_S = 30  # beyond the limit, at which whoever asked ends the process
 
 
 def serve(setup: dict[str, Any]) -> None:
-    """Answer requests until there are no more. `setup` is the first line that came in."""
+    """Try calls until no more are asked for. `setup` is the first line that came in."""
+    answer_all(setup, _warm_up, _answer)
+
+
+def answer_all(setup: dict[str, Any], warm_up: Callable[[], object], answer: Callable[[dict[str, Any]], Reply]) -> None:
+    """Answer requests until there are no more. The first reply says that what takes seconds once, `warm_up`, is done."""
     requests, replies = _private_channels()
     _no_core_dumps()
-    _warm_up()
+    warm_up()
     _reply(replies, {"ready": True})
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # errors up to here are read by whoever started this process
     for line in requests:
         with _time_limit(setup["limit_s"]):
-            _reply(replies, _answer(json.loads(line)))
+            _reply(replies, answer(json.loads(line)))
 
 
 def _warm_up() -> None:
-    """Do what takes seconds once: import torch, and load the profiler. The first reply says that it is done."""
+    """Import torch, and load the profiler."""
     from lowtide.cost.trial import take_level
 
     ones = [{"made": ["float32", [1], [1], "cpu"]}]

@@ -17,11 +17,12 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
-from lowtide.regions.compilation import as_compiled, compiled_graph
-from lowtide.regions.recomputation import as_recomputed, recomputed
+from lowtide.regions.compilation import as_compiled, compiled_as, compiled_graphs, compiled_like, compiled_ns
+from lowtide.regions.recomputation import as_recomputed, leaner_graphs
 from lowtide.rewrite.rewritings import Rewriting, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
+_AS_FAST = 0.01  # of two steps whose times differ by this share none is faster: kernels are measured no better
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this
 
 
@@ -106,45 +107,56 @@ class Machine:
             return networked(captured.graph, chosen, self.variants)
 
     def _compiled(self, captured: Captured, laboratory: Laboratory, limited: bool) -> list[Graph | None]:
-        """The captured graph with what inductor makes kernels for.
+        """The captured graph with what inductor makes kernels for: as it is, and as it is where the backward pass computes again.
 
-        Of that in which the backward pass computes again, where that takes no longer than the captured graph, and of that which holds
-        everything, where it does; where there will be a limit of both.
+        Where there will be a limit all are offered; without one that which takes least time, by what is measured of all, and of those that
+        are as fast the one that holds least.
         """
         whole = equal_graphs(captured.graph)[-1]
-        leaner = recomputed(whole).graph
-        first = self.compiled(leaner) if leaner is not whole else None
-        if first is not None and not limited and self._is_no_slower(captured, first, whole, laboratory):
-            return [first]
-        return [first, self.compiled(whole)] if limited else [self.compiled(whole)]
+        graphs = [*leaner_graphs(whole, on_gpu=self._is_gpu(captured)), whole]
+        compiled = [each for each in self.compiled(graphs) if each is not None]
+        if limited or len(compiled) < 2:
+            return list(compiled)
+        us = self._compared(captured, compiled, laboratory)
+        return [next(graph for graph, its_us in zip(compiled, us, strict=True) if its_us <= (1 + _AS_FAST) * min(us))]
 
-    def _is_no_slower(self, captured: Captured, graph: Graph, than: Graph, laboratory: Laboratory) -> bool:
-        """Whether a graph takes no longer than another one, by what is not in both."""
-        times = []
+    def _compared(self, captured: Captured, graphs: Sequence[Graph], laboratory: Laboratory) -> list[float]:
+        """What each of some graphs takes, in microseconds: what is in all of them by the device's rates, the rest measured."""
+        shared = frozenset(graphs[0].nodes).intersection(*(graph.nodes for graph in graphs[1:]))
         with self.stages.stage("measure", "measuring what is computed again") as say:
             laboratory.listener = _share(say)
-            for one, other in ((graph, than), (than, graph)):
-                both = frozenset(other.nodes)
-                nodes = [node for node in one.nodes if node not in both]
-                us = measure_timings(nodes, self._rates(captured), among=one.nodes, laboratory=laboratory).us
-                times.append(sum(as_compiled(nodes, us)))
-        return times[0] <= times[1]
+            rates = self._rates(captured)()
+            shared_us = sum(rates.node_us(node) for node in shared)
+            return [shared_us + self._sum_us(captured, graph, shared, laboratory) for graph in graphs]
+
+    def _sum_us(self, captured: Captured, graph: Graph, without: Collection[Node], laboratory: Laboratory) -> float:
+        nodes = [node for node in graph.nodes if node not in without]
+        ns = [compiled_ns(node) for node in nodes]
+        others = [node for node, known in zip(nodes, ns, strict=True) if known is None]
+        us = measure_timings(others, self._rates(captured), among=graph.nodes, laboratory=laboratory).us
+        return sum(us) + sum(each / 1e3 for each in ns if each is not None)
 
     def _compiled_as(self, captured: Captured, like: Sequence[Candidate]) -> list[Graph | None]:
         """The captured graph with the regions of the candidates of a program like it."""
+        if not self._compiles:
+            return []
         whole = equal_graphs(captured.graph)[-1]
-        return [self.compiled(as_recomputed(whole, each.graph), like=each.graph) for each in like if each.generated]
+        return [compiled_like(as_recomputed(whole, each.graph), each.graph) for each in like if each.generated]
 
     def compiled_as_chosen(self, captured: Captured, chosen: Graph) -> Graph | None:
         """The captured graph with the regions that a graph of it has which was chosen before."""
-        return self.compiled(as_recomputed(equal_graphs(captured.graph)[-1], chosen), chosen)
+        return compiled_as(as_recomputed(equal_graphs(captured.graph)[-1], chosen), chosen) if self._compiles else None
 
-    def compiled(self, graph: Graph, chosen: Graph | None = None, like: Graph | None = None) -> Graph | None:
-        """A graph with what inductor makes kernels for, where it can run here; as `chosen` before, or as a graph `like` it."""
-        if self.simulated is not None or not self.tries:
-            return None
+    def compiled(self, graphs: Sequence[Graph]) -> list[Graph | None]:
+        """Graphs that compute the same, each with what inductor makes kernels for, where it can run here."""
+        if not self._compiles:
+            return []
         with self.stages.stage("kernels", "compiling regions, or loading them") as say:
-            return compiled_graph(graph, chosen, like, _share(say))
+            return compiled_graphs(graphs, _share(say))
+
+    @property
+    def _compiles(self) -> bool:
+        return self.simulated is None and self.tries
 
     def _in_parts(
         self, captured: Captured, known: Mapping[Graph, Rewriting], laboratory: Laboratory, like: Sequence[Candidate]

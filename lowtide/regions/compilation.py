@@ -3,8 +3,8 @@
     takes   a graph
     leaves  the graph with those clusters as regions whose compiled body was tried and found to be right and faster than torch's operators
 
-Bodies that compute the same are one, whatever their values are called. Those whose tensors are largest, over all places, are tried first,
-and only so many: compiling takes seconds each.
+Bodies that compute the same are one, whatever their values are called. Those that move most bytes, over all places, are compiled, and only
+so many: each takes a second. They are compiled beside one another (`workers`), and then tried one by one.
 
 Inductor takes a body as a torch.fx module of its arguments in their order, which returns its results; numbers are given as tensors of no
 dimensions. An operator whose argument must be a number takes none that differs from call to call: such a one is written in sums and
@@ -13,9 +13,10 @@ products.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import operator as python
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -26,7 +27,7 @@ from torch import fx
 from lowtide.base.messages import warn
 from lowtide.cost.cache import Cache
 from lowtide.cost.operators import argument, operator
-from lowtide.cost.profiler import measure_memory
+from lowtide.cost.profiler import measure_memory_of_each
 from lowtide.cpu.comparison import is_faster, made_up, measured_ns
 from lowtide.cpu.networks import InOrder
 from lowtide.errors import LowtideError
@@ -37,7 +38,8 @@ from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.python import lower
 from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
-from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, number
+from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, is_compiled, number
+from lowtide.regions.workers import compile_all
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
@@ -94,40 +96,63 @@ def _scaled(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
     return call((inplace_base if in_place else base).Tensor, (args[0], more))
 
 
-_MOST = 64  # bodies that are compiled for a graph
+_MOST = 64  # bodies that are compiled for a program, of all its graphs together
+_LEAST_SHARE = 1 / 250  # of the bytes that all bodies move, in any graph, for one to be worth compiling
 _NEAR = 1e-2  # of the largest number of a result: what a wrong kernel passes
 
 
-def compiled_graph(graph: Graph, chosen: Graph | None, like: Graph | None, say: Callable[[float], object]) -> Graph | None:
-    """The graph with compiled regions; None where there are none. Where nothing can be compiled a warning says why.
+def compiled_graphs(graphs: Sequence[Graph], say: Callable[[float], object]) -> list[Graph | None]:
+    """Each graph with compiled regions; None where there are none. Where nothing can be compiled a warning says why.
 
-    Those of a graph that was `chosen` for this program before, if there is one; those whose bodies a graph `like` this one has, without
-    a trial, if there is one.
+    The graphs compute the same, so that most bodies are in several: each is compiled and tried once.
     """
+    regions = [[Compiled.of(each) for each in clusters(graph)] for graph in graphs]
+    texts = {each: to_text(numbered(each.body)) for those in regions for each in those}
+    heaviest = {text: numbered(body) for text, body in _heaviest(regions, texts).items()}
+    taken = _tried(heaviest, say)
+    return [
+        with_compiled(graph, [(each, taken[texts[each]]) for each in those if texts[each] in taken])
+        for graph, those in zip(graphs, regions, strict=True)
+    ]
+
+
+def _heaviest(regions: Sequence[Sequence[Compiled]], texts: Mapping[Compiled, str]) -> dict[str, Graph]:
+    """The bodies that move most in any of the graphs, by text, the heaviest first: without those that hardly matter."""
+    shares, bodies = dict[str, float](), dict[str, Graph]()
+    for those in regions:
+        moved = [_moved_bytes(each.body) for each in those]
+        own = dict[str, float]()
+        for each, nbytes in zip(those, moved, strict=True):
+            own[texts[each]] = own.get(texts[each], 0.0) + nbytes / sum(moved)
+            bodies.setdefault(texts[each], each.body)
+        shares |= {text: max(share, shares.get(text, 0.0)) for text, share in own.items()}
+    ranked = sorted(shares, key=lambda text: -shares[text])[:_MOST]
+    return {text: bodies[text] for text in ranked if shares[text] >= _LEAST_SHARE}
+
+
+def compiled_as(graph: Graph, chosen: Graph) -> Graph | None:
+    """The graph with the compiled regions of one that was `chosen` for this program before; None where there are none."""
+    sizes = {region.name: region.arena_bytes for region in _regions(chosen)}
     regions = [Compiled.of(each) for each in clusters(graph)]
-    if like is not None:
-        known = {to_text(numbered(region.body)): region.arena_bytes for region in _regions(like)}
-        texts = {each: to_text(numbered(each.body)) for each in regions}
-        return with_compiled(graph, [(each, known[texts[each]]) for each in regions if texts[each] in known])
-    if chosen is not None:
-        sizes = {region.name: region.arena_bytes for region in _regions(chosen)}
-        names = {each: Region.of(each.region(0)).name for each in regions}
-        return with_compiled(graph, [(each, sizes[names[each]]) for each in regions if names[each] in sizes])
-    bodies: dict[str, list[Compiled]] = {}
-    for each in regions:
-        bodies.setdefault(to_text(numbered(each.body)), []).append(each)
-    heaviest = sorted(bodies.items(), key=lambda item: -len(item[1]) * _moved_bytes(item[1][0].body))[:_MOST]
-    taken: dict[Compiled, int] = {}
-    for done, (_, alike) in enumerate(heaviest):
-        say(done / len(heaviest))
-        nbytes = _tried(numbered(alike[0].body))
-        taken |= {} if nbytes is None else dict.fromkeys(alike, nbytes)
-    return with_compiled(graph, [(each, taken[each]) for each in regions if each in taken])
+    names = {each: Region.of(each.region(0)).name for each in regions}
+    return with_compiled(graph, [(each, sizes[names[each]]) for each in regions if names[each] in sizes])
+
+
+def compiled_like(graph: Graph, like: Graph) -> Graph | None:
+    """The graph with compiled regions whose bodies a graph `like` this one has, without a trial; None where there are none."""
+    known = {to_text(numbered(region.body)): region.arena_bytes for region in _regions(like)}
+    regions = [Compiled.of(each) for each in clusters(graph)]
+    texts = {each: to_text(numbered(each.body)) for each in regions}
+    return with_compiled(graph, [(each, known[texts[each]]) for each in regions if texts[each] in known])
 
 
 def compiled_runners(graph: Graph) -> Mapping[str, Run]:
     """What runs a graph's compiled regions, by the name of the first result. Raises NativeError."""
-    return {region.node.results[0].name: _run_of(numbered(region.body)) for region in _regions(graph)}
+    bodies = {region.node.results[0].name: numbered(region.body) for region in _regions(graph)}
+    reasons = _compiled(bodies.values(), lambda share: None)
+    if reasons:
+        raise NativeError(next(iter(reasons.values())))
+    return {name: _run_of(body) for name, body in bodies.items()}
 
 
 def _regions(graph: Graph) -> list[Region]:
@@ -140,6 +165,12 @@ def times_ns(body: Graph) -> tuple[int, int] | None:
     return measured_ns(alike, _source(alike))
 
 
+def compiled_ns(node: Node) -> int | None:
+    """What a compiled region was measured to take; None where it was not, and for another node."""
+    known = times_ns(Region.of(node).body) if is_by_inductor(node) else None
+    return None if known is None else known[0]
+
+
 def as_compiled(nodes: Sequence[Node], us: Sequence[float]) -> tuple[float, ...]:
     """Times of nodes, of which those of regions were measured operator by operator: shorter by as much as compiled ones are alone."""
 
@@ -150,9 +181,36 @@ def as_compiled(nodes: Sequence[Node], us: Sequence[float]) -> tuple[float, ...]
     return tuple(each * share(node) for node, each in zip(nodes, us, strict=True))
 
 
-def _tried(body: Graph) -> int | None:
-    """How many bytes a compiled body takes beside arguments and results; None where torch's operators are to run."""
+_COMPILING = 0.8  # of the progress that is told
+
+
+def _tried(bodies: Mapping[str, Graph], say: Callable[[float], object]) -> dict[str, int]:
+    """By text, how many bytes a compiled body takes beside arguments and results; without those that torch's operators are to run.
+
+    All are compiled before any is measured, which wants the processor for itself.
+    """
+    reasons = _compiled(bodies.values(), lambda share: say(_COMPILING * share))
+    gc.collect()  # once: nothing that is recorded below makes much
+    taken = dict[str, int]()
+    for done, (text, body) in enumerate(bodies.items()):
+        if (nbytes := _taken(body, reasons.get(_key(body)))) is not None:
+            taken[text] = nbytes
+        say(_COMPILING + (1 - _COMPILING) * (done + 1) / len(bodies))
+    return taken
+
+
+def _compiled(bodies: Iterable[Graph], say: Callable[[float], object]) -> dict[str, str]:
+    """Have those compiled that are for a CPU and not in the cache; by key, why there is nothing."""
+    keys = {_key(body): body for body in bodies if _device(body) == "cpu"}
+    unknown = {key: body for key, body in keys.items() if not is_compiled(key)}
+    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda key: make(key, unknown[key]), say)
+
+
+def _taken(body: Graph, reason: str | None) -> int | None:
+    """What a compiled body takes; None where torch's operators are to run, or where there is a reason why there is none."""
     try:
+        if reason is not None:
+            raise NativeError(reason)
         runs = _run_of(body)
         torchs = Program(lower(InOrder(body)), gradients=False)
         cache, name = _workspaces(body), _key(body)
@@ -186,7 +244,7 @@ def _near(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 def _workspace_bytes(body: Graph, runs: Run) -> int:
     given = made_up(body)
-    took = measure_memory(lambda: runs(*given), _device(body), warmup=1)
+    took = measure_memory_of_each([lambda: runs(*given)] * 2, _device(body), collect=False)[-1]  # the first run is to warm up
     return max(0, took.above_bytes - sum(int(value.storage.nbytes) for value in body.outputs))
 
 
@@ -198,6 +256,11 @@ def _workspaces(body: Graph) -> Cache:
 def _run_of(body: Graph) -> Run:
     """What runs a body that is written with numbers as names. Raises NativeError."""
     return _loaded(_key(body), body)
+
+
+def make(key: str, body: Graph) -> None:
+    """Have what runs a body made, and kept on disk for whoever asks by this key. Raises NativeError."""
+    _loaded(key, body)
 
 
 _open: dict[str, Run] = {}  # by key: of bodies that are alike one is loaded

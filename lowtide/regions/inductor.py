@@ -14,10 +14,12 @@ import inspect
 import os
 import platform
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +43,60 @@ class TensorSpec(NamedTuple):
     device: str
 
 
+_looking: list[threading.Thread] = []  # at most one
+
+
+def begin() -> None:
+    """Import inductor, which takes a second, and let it look what processor and compiler can do, which takes several, in a thread."""
+    with suppress(Exception), _quiet():  # whoever compiles is told
+        import_module("torch._inductor.compile_fx")
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        def pick() -> None:
+            with suppress(Exception):
+                pick_vec_isa()
+
+        if not _looking:
+            _looking.append(threading.Thread(target=pick, name="lowtide-looks-at-the-processor", daemon=True))
+            _looking[0].start()
+
+
+def processes() -> int:
+    """How many processes may compile at once: inductor's own setting."""
+    with suppress(Exception):
+        from torch._inductor import config
+
+        return int(config.compile_threads or 1)
+    return 1
+
+
+def has_compiled() -> bool:
+    """Whether anything lies in the cache that inductor has compiled, for whatever circumstances."""
+    folder = directory()
+    return folder is not None and any((folder / "native").glob("inductor-*.bin"))
+
+
+def is_compiled(text: str) -> bool:
+    """Whether what `compiled` gives for a text is in the cache, or cannot be kept there."""
+    folder = directory()
+    return folder is None or (folder / "native" / _name(text)).exists()
+
+
+def compile_sample(path: Path) -> None:
+    """Have the simplest module compiled, and with it what all have in common. Raises NativeError."""
+
+    def module() -> fx.GraphModule:
+        graph = fx.Graph()
+        graph.output((graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),)),))
+        return fx.GraphModule({}, graph)
+
+    _compile(module, [TensorSpec((64,), (1,), "float32", "cpu")], path)
+
+
 def compiled(text: str, module: Callable[[], fx.GraphModule], specs: Sequence[TensorSpec]) -> Run:
     """What runs a module. Raises NativeError."""
     making = LibraryRecipe("what inductor compiles", partial(_compile, module, specs), _opened, is_library=False)
-    run: Run = library(directory(), f"inductor-{_key(text)}.bin", making)
+    run: Run = library(directory(), _name(text), making)
     return run
 
 
@@ -61,8 +113,8 @@ def circumstances(device: str) -> str:
     return "\0".join((torch.__version__, VERSION, *where))
 
 
-def _key(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
+def _name(text: str) -> str:
+    return f"inductor-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:24]}.bin"
 
 
 def _compile(module: Callable[[], fx.GraphModule], specs: Sequence[TensorSpec], path: Path) -> None:
@@ -104,6 +156,8 @@ def _opened(path: Path) -> Run:
 @contextmanager
 def _as_native_errors(what: str) -> Iterator[None]:
     """Its warnings are its own; whatever it, its compilers and the disk raise, assertions about another torch's artifact too, is told."""
+    for thread in _looking:
+        thread.join()  # two that look are slower than one
     try:
         with _quiet():
             yield

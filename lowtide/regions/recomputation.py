@@ -8,6 +8,9 @@ storages from which simple operators make what the backward pass reads, the smal
 (He and Yu, Transcending runtime-memory tradeoffs in checkpointing by being fusion aware, MLSys 2023). To make a storage again costs a share
 of its bytes, so that where two choices hold about as much the one with less to compute is taken.
 
+On a CPU one thread takes longer to compute what is no sum or product (an exponential, tanh) than to read it: there is a second choice in
+which nothing of that kind runs again.
+
 Operators that draw or write are never repeated. What a norm made is computed from its argument and its statistics, which are held.
 """
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, with_values
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.table import functional_base
 from lowtide.regions.clusters import components, is_simple
 from lowtide.rewrite.base import Forward, Rewritten, Uses, is_dense, replace_nodes
 from lowtide.schedule.cuts import select
@@ -29,16 +33,36 @@ _LEAST_BYTES = 4096  # of what it is worth to make again
 _SHARE = 16  # making a storage again costs this part of its bytes
 _NEAR = 64  # nodes of the program: operators that are no further apart share what was made again for them
 _PHASES = 1000
+_SLOW_NAMES = (  # they take a CPU more than twenty operations for an element
+    "_log_softmax _softmax acos acosh asin asinh atan atan2 atanh celu cos cosh digamma elu erf erfc erfinv exp exp2 expm1 gelu glu "
+    "lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logit logsumexp mish selu sigmoid silu sin sinh softplus tan tanh"
+)
+_SLOW = frozenset(_SLOW_NAMES.split())
+_QUICK_POWERS = (2, 3, 4, -1, -2, 0.5, -0.5)
 _AGAIN = "_in_backward"  # within the names of what is made again
 _EXACT_TO_FLOAT = frozenset({"float32", "bfloat16", "float16"})  # with float32 they compute in float32
 
 
-def recomputed(graph: Graph) -> Rewritten:
-    """The graph in which the backward pass makes again what is not worth holding; itself where that is nothing."""
+def leaner_graphs(graph: Graph, *, on_gpu: bool) -> list[Graph]:
+    """The graphs in which the backward pass makes something again, each once: what holds least first, then what takes a CPU no longer."""
+    graphs: dict[frozenset[str], Graph] = {}
+    for quickly in (False,) if on_gpu else (False, True):
+        leaner = recomputed(graph, quickly=quickly).graph
+        again = frozenset(value.name for node in leaner.nodes for value in node.results if _AGAIN in value.name)
+        if again:
+            graphs.setdefault(again, leaner)
+    return list(graphs.values())
+
+
+def recomputed(graph: Graph, *, quickly: bool = False) -> Rewritten:
+    """The graph in which the backward pass makes again what is not worth holding; itself where that is nothing.
+
+    quickly: nothing is made again that takes a CPU longer to compute than to read.
+    """
     if graph.dimensions:
         return Rewritten(graph, {})
     uses = Uses(graph)
-    recomputations = _recomputations(uses)
+    recomputations = {storage: each for storage, each in _recomputations(uses).items() if not quickly or each.is_quick}
     chosen = _chosen(uses, recomputations)
     if not chosen:
         return Rewritten(graph, {})
@@ -66,8 +90,13 @@ def _unseen(graph: Graph, dropped: Collection[Storage]) -> set[Node]:
 def as_recomputed(graph: Graph, other: Graph) -> Graph:
     """The graph, in which the backward pass makes again what it does where it does so in another one that was made of such a graph."""
     within = (node for each in other.nodes for node in (each, *(each.body.nodes if each.body is not None else ())))
-    is_recomputed = any(_AGAIN in value.name for node in within for value in node.outputs if value is not None)
-    return recomputed(graph).graph if is_recomputed else graph
+    again = [node for node in within if any(_AGAIN in value.name for value in node.outputs if value is not None)]
+    return recomputed(graph, quickly=not any(map(_is_slow, again))).graph if again else graph
+
+
+def _is_slow(node: Node) -> bool:
+    base = functional_base(node.op).removeprefix("aten.")
+    return base in _SLOW or (base == "pow" and node.args[1] not in _QUICK_POWERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +106,7 @@ class Recomputation:
     whole: Value  # all of it, as its maker left it
     given: tuple[Value, ...]
     write: Callable[[Uses, Mapping[Value, Value]], list[Node]]  # the nodes; what is given may be something made again. The last makes it
+    is_quick: bool = True
 
 
 def _recomputations(uses: Uses) -> dict[Storage, Recomputation]:
@@ -103,7 +133,7 @@ def _recomputation(node: Node, whole: Value) -> Recomputation | None:
     def write(uses: Uses, now: Mapping[Value, Value]) -> list[Node]:
         return [_with(node, now, {whole: _again(uses, whole)})]
 
-    return Recomputation(whole, node.inputs, write)
+    return Recomputation(whole, node.inputs, write, is_quick=not _is_slow(node))
 
 
 def _of_norm(node: Node) -> Recomputation | None:

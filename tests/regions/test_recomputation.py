@@ -22,7 +22,7 @@ from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.ir.operators.nodes import is_random
 from lowtide.planning.machine import Machine
 from lowtide.regions import compilation
-from lowtide.regions.recomputation import recomputed
+from lowtide.regions.recomputation import leaner_graphs, recomputed
 from tests.api.networks import cross_entropy
 from tests.compiled_by_torch import runners
 
@@ -33,8 +33,8 @@ COMPILED: dict[str, Any] = {"exact": False, "kernels": "compiled", "effort": "qu
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's operators are the body of each region, and twice as fast there; nothing else rounds otherwise than eager."""
     monkeypatch.setattr(Machine, "rewritings", lambda *_, **__: iter(()))
-    monkeypatch.setattr(Machine, "_is_no_slower", lambda *_: True)
-    monkeypatch.setattr(compilation, "_tried", lambda body: 0)
+    monkeypatch.setattr(Machine, "_compared", lambda self, captured, graphs, laboratory: [1.0] * len(graphs))
+    monkeypatch.setattr(compilation, "_tried", lambda bodies, say: dict.fromkeys(bodies, 0))
     monkeypatch.setattr(compilation, "times_ns", lambda body: (1, 2))
     monkeypatch.setattr(variant, "compiled_runners", runners)
 
@@ -175,11 +175,51 @@ def test_what_draws_or_writes_runs_once() -> None:
     assert len(done.nodes) > len(graph.nodes)
 
 
-def test_what_takes_longer_is_not_taken_without_a_limit(by_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "_is_no_slower", lambda *_: False)
+def test_nothing_slow_runs_again_where_that_is_not_wanted() -> None:
+    graph = captured()
+    least, quick = held_bytes(recomputed(graph).graph), held_bytes(recomputed(graph, quickly=True).graph)
+    assert least < quick < held_bytes(graph)
+    for quickly, more in ((True, 0), (False, 3)):
+        done = recomputed(graph, quickly=quickly).graph
+        check_graph(done)
+        counts = [sum(node.op == "aten.tanh.default" for node in each.nodes) for each in (graph, done)]
+        assert counts[1] >= counts[0] + more
+        assert quickly is (counts[1] == counts[0])
+
+
+def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def test_each_choice_of_what_runs_again_comes_once() -> None:
+    graph = captured()
+    least, quick = leaner_graphs(graph, on_gpu=False)
+    assert held_bytes(least) < held_bytes(quick)
+    assert [held_bytes(each) for each in leaner_graphs(graph, on_gpu=True)] == [held_bytes(least)]
+    torch.manual_seed(0)
+    rectified = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    optimizer = torch.optim.SGD(rectified.parameters(), lr=1e-2)
+    settings = in_values(progress=False)
+    step = lowtide.optimize(rectified, torch.randn(4, 3, 16, 16), loss=squares, optimizer=optimizer, **settings)
+    assert len(leaner_graphs(step.plan.graph, on_gpu=False)) == 1  # nothing slow is among what it computes
+
+
+# Of the graph that holds least, the one in which nothing slow runs again, and the one that holds all: what each takes, and which is taken.
+@pytest.mark.parametrize(
+    ("us", "tanhs", "is_again"),
+    [((10.0, 10.0, 10.0), 9, True), ((10.09, 10.0, 10.01), 9, True), ((11.0, 10.0, 10.0), 3, True), ((11.0, 10.5, 10.0), 3, False)],
+)
+def test_without_a_limit_the_fastest_is_taken_and_of_equal_ones_the_leanest(
+    by_torch: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, us: tuple[float, ...], tanhs: int, is_again: bool
+) -> None:
+    monkeypatch.setattr(Machine, "_compared", lambda *_: list(us))
     step = optimized(*work())
     assert any(map(is_by_inductor, step.plan.graph.nodes))
-    assert "_in_backward" not in str(step.plan.graph)
+    text = str(step.plan.graph)
+    assert ("_in_backward" in text, text.count("aten.tanh.default")) == (is_again, tanhs)
+    step.plan.save(tmp_path / "plan.json")
+    again = optimized(*work(), plan=tmp_path / "plan.json")
+    assert [node.op for node in again.plan.graph.nodes] == [node.op for node in step.plan.graph.nodes]
 
 
 @pytest.mark.parametrize("memory", ["100%", "60%", "50%"])
@@ -207,7 +247,7 @@ def test_a_saved_plan_computes_again_as_it_did(by_torch: None, memory: str | Non
 @pytest.mark.parametrize("memory", [None, "50%"])
 def test_what_inductor_compiles_keeps_the_promise(memory: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "is_faster", lambda *_: True)
-    monkeypatch.setattr(Machine, "_is_no_slower", lambda *_: True)
+    monkeypatch.setattr(Machine, "_compared", lambda self, captured, graphs, laboratory: [1.0] * len(graphs))
     model, batch, optimizer = work()
     step = optimized(model, batch, optimizer, **({} if memory is None else {"memory": memory}))
     assert memory is not None or "_in_backward" in str(step.plan.graph)

@@ -1,0 +1,156 @@
+"""Bodies are compiled beside one another: each once, a process that ends leaves its body to this one, and none is left over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lowtide.cost.trial_process import WorkerExitedError
+from lowtide.regions import workers
+from lowtide.runtime.libraries import NativeError
+
+TEXTS = {f"key{number}": f"body{number}" for number in range(12)}
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Worker:
+    """In place of a process: answers as it is told to, and knows whether it was ended."""
+
+    def __init__(self, answer: Answer, begins: bool = True) -> None:
+        self.answer, self.begins, self.has_ended = answer, begins, False
+
+    def begin(self) -> None:
+        if not self.begins:
+            raise WorkerExitedError("it ended with code 1")
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        return self.answer(request)
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Worker]]:
+    def starts(answer: Answer, *, processes: int = 3, begins: bool = True) -> list[Worker]:
+        made: list[Worker] = []
+
+        def start(*, is_first: bool) -> Worker:
+            made.append(Worker(answer, begins))
+            return made[-1]
+
+        monkeypatch.setattr(workers, "processes", lambda: processes)
+        monkeypatch.setattr(workers, "_started", start)
+        return made
+
+    return starts
+
+
+def test_each_is_compiled_once_here_or_elsewhere(started: Callable[..., list[Worker]]) -> None:
+    elsewhere, here, shares = list[str](), list[str](), list[float]()
+    taken, begun = threading.Event(), threading.Event()
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        assert TEXTS[request["key"]] == request["body"]
+        elsewhere.append(request["key"])
+        taken.set()
+        begun.wait(60)
+        return {}
+
+    def compile_here(key: str) -> None:
+        begun.set()
+        taken.wait(60)  # until the others have something, too
+        here.append(key)
+
+    made = started(answer)
+    assert workers.compile_all(TEXTS, compile_here, shares.append) == {}
+    assert sorted(elsewhere + here) == sorted(TEXTS)
+    assert elsewhere
+    assert here
+    assert shares == sorted(shares)
+    assert len(made) == 2
+    assert all(worker.has_ended for worker in made)
+
+
+def test_what_a_process_leaves_is_done_here(started: Callable[..., list[Worker]]) -> None:
+    asked, here = threading.Event(), list[str]()
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        raise WorkerExitedError("it was ended by SIGKILL, as the system does where memory runs out")
+
+    def compile_here(key: str) -> None:
+        asked.wait(60)
+        here.append(key)
+
+    started(answer)
+    assert workers.compile_all(TEXTS, compile_here, lambda share: None) == {}
+    assert sorted(here) == sorted(TEXTS)
+
+
+def test_without_processes_all_is_done_here(started: Callable[..., list[Worker]]) -> None:
+    here: list[str] = []
+    started(lambda request: {}, begins=False)
+    workers.compile_all(TEXTS, here.append, lambda share: None)
+    assert here == list(TEXTS)
+    few = dict(list(TEXTS.items())[:2])
+    made = started(lambda request: {})
+    workers.compile_all(few, here.append, lambda share: None)
+    assert made == []
+    assert here == [*TEXTS, *few]
+
+
+def test_reasons_are_told(started: Callable[..., list[Worker]]) -> None:
+    asked, begun = threading.Event(), threading.Event()
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        begun.wait(60)
+        return {"failure": "inductor cannot compile it (elsewhere)"}
+
+    def compile_here(key: str) -> None:
+        begun.set()
+        asked.wait(60)
+        raise NativeError("inductor cannot compile it (here)")
+
+    started(answer)
+    reasons = workers.compile_all(TEXTS, compile_here, lambda share: None)
+    assert reasons.keys() == TEXTS.keys()
+    assert set(reasons.values()) == {f"inductor cannot compile it ({where})" for where in ("here", "elsewhere")}
+
+
+def test_an_interruption_ends_all(started: Callable[..., list[Worker]]) -> None:
+    begun = threading.Event()
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        begun.wait(60)
+        return {}
+
+    made = started(answer)
+
+    def interrupted(key: str) -> None:
+        begun.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.compile_all(TEXTS, interrupted, lambda share: None)
+    assert made
+    assert all(worker.has_ended for worker in made)
+
+
+def test_what_begins_ahead_is_used_or_ended(started: Callable[..., list[Worker]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "begin", lambda: None)
+    monkeypatch.setattr(workers, "has_compiled", lambda: False)
+    made = started(lambda request: {}, processes=2)
+    with workers.begun_ahead("cpu"):
+        workers.compile_all(TEXTS, lambda key: None, lambda share: None)
+    with workers.begun_ahead("cpu"):
+        pass
+    with workers.begun_ahead("cuda:0"):
+        pass
+    assert len(made) == 2
+    assert all(worker.has_ended for worker in made)
+    assert not workers._begun
