@@ -217,6 +217,9 @@ class LateStreams:
         self.made.append(LateStream(("to host", "from host")[len(self.made)], self.log))
         return self.made[-1]
 
+    def capturing(self) -> bool:
+        return False
+
     def pinned(self, nbytes: int) -> torch.Tensor:
         self.pinned_bytes += nbytes
         return torch.full((nbytes,), 0xFF, dtype=torch.uint8)

@@ -42,7 +42,7 @@ def _lowtide(work: compare.Workload) -> Callable[[], Any]:
 def _graphed(ground: Ground, work: compare.Workload) -> Callable[[], Any]:
     """The step recorded once and replayed; the batch's tensors are where the next one is copied to."""
     call = _lowtide(work)
-    if ground.dry:
+    if not ground.on_gpu:
         return call
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

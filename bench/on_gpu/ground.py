@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -28,17 +29,25 @@ Row = dict[str, Any]
 _held: list[None] = []  # by how many that this process is in
 
 
+@cache
+def _lock_file() -> IO[str]:
+    """Opened once, before anything is captured: a program that opens files is no step."""
+    return open(LOCK, "a")
+
+
 @contextmanager
 def locked() -> Iterator[None]:
     """One process at a time, however often it asks."""
-    with open(LOCK, "a") as file:
+    file = _lock_file()
+    if not _held:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    _held.append(None)
+    try:
+        yield
+    finally:
+        _held.pop()
         if not _held:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        _held.append(None)
-        try:
-            yield
-        finally:
-            _held.pop()
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -66,39 +75,56 @@ class Ground:
     """A device, and whether it stands in for a GPU."""
 
     device: str
+    dry: bool  # whether something stands in for a GPU: sizes are small, and what it measures is not kept
 
     @classmethod
     def here(cls) -> Ground:
-        """The GPU where there is one."""
-        return cls("cuda" if torch.cuda.is_available() else "cpu")
+        """The GPU where there is one; the null device (`tests/null_cuda`) stands in for one."""
+        if torch.cuda.is_available():
+            return cls("cuda", os.environ.get("NULL_CUDA") == "1")
+        return cls("cpu", True)
 
     @property
-    def dry(self) -> bool:
-        """Whether the CPU stands in: sizes are small, and what it measures is not kept."""
-        return self.device == "cpu"
+    def on_gpu(self) -> bool:
+        """Whether programs run as on a GPU, be it one that computes nothing."""
+        return self.device == "cuda"
+
+    @property
+    def computes_nothing(self) -> bool:
+        """Whether numbers mean nothing here."""
+        return self.on_gpu and self.dry
 
     @property
     def name(self) -> str:
         """As a table says it."""
-        return torch.cuda.get_device_name() if not self.dry else "this CPU, in place of a GPU"
+        if not self.dry:
+            return torch.cuda.get_device_name()
+        return "the null device, in place of a GPU" if self.on_gpu else "this CPU, in place of a GPU"
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While all other parts stand still; what of the device's memory this one does not need it gives back at the end."""
         with still():
             yield
-            if not self.dry:
+            if self.on_gpu:
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
 
-    def above_bytes(self, call: Call) -> int:
-        """The peak of a call above the level at its start, in bytes, as the allocator counts; run once before."""
+    def above_bytes(self, call: Call, let_go: Call = lambda: None) -> int:
+        """The peak of a call above the level at its start, in bytes, as the allocator counts; run once before.
+
+        `let_go` gives back what a call keeps for the next one, such as an arena, which is the call's as well.
+        """
         with self.alone():
-            return measure_memory(call, self.device, warmup=1).above_bytes
+            if not self.on_gpu:
+                return measure_memory(call, self.device, warmup=1).above_bytes
+            call()
+            let_go()
+            return measure_memory(call, self.device).above_bytes
 
     def reserved_bytes(self, call: Call) -> int | None:
         """What the allocator holds of the device after a call from an empty cache; None on a CPU, which tells nothing of the kind."""
-        if self.dry:
+        if not self.on_gpu:
             return None
         with self.alone():
             torch.cuda.synchronize()
@@ -124,6 +150,8 @@ class Ground:
 
         torch.manual_seed(0)
         model, batch = next(each for each in SUBJECTS if each.name == name).build()
+        if (config := getattr(model, "config", None)) is not None and hasattr(config, "use_cache"):
+            config.use_cache = False  # as people train
         keys = list(batch) if isinstance(batch, dict) else []
         given = tuple(batch.values()) if isinstance(batch, dict) else tuple(batch)
 

@@ -20,7 +20,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     part = next(each for each in PARTS if each.name == sys.argv[1])
     ground = Ground.here()
-    if not ground.dry:
+    if ground.on_gpu:
         _try_alone()
     try:
         for row in part.rows(ground):
@@ -34,6 +34,8 @@ def main() -> None:
 def _try_alone() -> None:
     """Have operators tried while no other part uses the device, and timed while all others stand still."""
     (PLACES / str(os.getpid())).touch()
+    with locked():  # its file is open from here on
+        pass
     for name, apart in (("launches", still), ("level", locked)):
         setattr(Trials, name, apart()(getattr(Trials, name)))
 

@@ -9,14 +9,15 @@ import torch
 
 from bench.on_gpu.ground import Ground, Row
 from lowtide.cost.device import Device
-from lowtide.cost.presets import HERE, PRESETS, preset
+from lowtide.cost.presets import PRESETS
+from lowtide.cost.timings import device_here
 
 _SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def rows(ground: Ground) -> Iterator[Row]:
     """The figures of this machine as planning takes them, those that are stated for it, and the utilisation curve."""
-    here = preset(HERE)
+    here = device_here(ground.device)
     stated = next((each for each in PRESETS if each.name in ground.name.lower().replace(" ", "")), None)
     yield {"setting": "measured", "verdict": "measured", "why": _told(here)}
     if stated is not None:

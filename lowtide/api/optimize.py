@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -181,6 +180,10 @@ def optimize(
         family = maker.make(args, kwargs, as_saved=saved is not None)
     if trained is not None:
         warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)
-    wanted = run.arena != "never" and (run.arena != "limit" or (target.type == "cuda" and limit.is_limit))
-    new_arena = partial(StepArena.of, target, planning.placer, warns=run.arena != "auto") if wanted and not obstacle else None
+
+    def new_arena(stages: Stages, limited: bool) -> StepArena | None:
+        """That of a step under a limit, or under none."""
+        wanted = run.arena != "never" and (run.arena != "limit" or (target.type == "cuda" and limited))
+        return StepArena.of(target, planning.placer, stages, warns=run.arena != "auto") if wanted and not obstacle else None
+
     return Step(maker, spec, family, obstacle, new_arena, shapes.on_new_shape, seen, run.check)

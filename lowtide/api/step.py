@@ -70,15 +70,18 @@ class Step:
         batch: BatchSpec,
         family: Family,
         obstacle: str = "",
-        arena: Callable[[Stages], StepArena] | None = None,
+        arena: Callable[[Stages, bool], StepArena | None] | None = None,
         on_new_shape: str | None = None,
         seen: Sequence[Seen] = (),
         check: str = "auto",
     ) -> None:
-        """`seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed."""
+        """`arena` makes one where a step that has a limit, or has none, is to have one.
+
+        `seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed.
+        """
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
-        self._arena = None if arena is None else arena(maker.stages)
+        self._arena = None if arena is None else arena(maker.stages, maker.settings.limit.is_limit)
         self._own_memory = None if self._arena is None else self._arena.arena
         self._families = [family]  # newest first
         self._current = family.variants[-1]
@@ -284,6 +287,7 @@ class Step:
         done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
         if variant.program.gradients:
             warn(_TRAINS)
+        self.empty_arena()  # it is a part of what the run takes
         taken = measure_memory(lambda: done.append(self._run(variant, inputs, now)), device)
         resident_bytes = variant.plan.resident_bytes
         self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes)
@@ -482,4 +486,4 @@ class Step:
 
 def _on_same(obstacle: str, arena: StepArena | None, check: str, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
     """A step for another shape, on the same objects and in the same arena. It knows no other step, so that none is kept by another."""
-    return Step(maker, spec, family, obstacle, None if arena is None else lambda _: arena, "error", check=check)
+    return Step(maker, spec, family, obstacle, None if arena is None else lambda *_: arena, "error", check=check)

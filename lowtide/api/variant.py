@@ -137,6 +137,20 @@ class Variant:
             return False
         return not any(node.writes for node in self.decision.graph.nodes)
 
+    @cached_property
+    def not_replayed(self) -> str:
+        """What replays of a CUDA graph of the program would leave out, or do to memory of others, and what to do; "" where nothing."""
+        for node in self.decision.graph.nodes:
+            for before, _ in node.writes:
+                if is_transfer(node):
+                    return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
+                if torch.device(before.storage.device).type == "cpu":
+                    return (
+                        f"it writes {before.storage.name} on the host, which happens once, while the graph is captured. Keep it on the "
+                        "device: optimizers do with capturable=True"
+                    )
+        return ""
+
     @property
     def is_generated(self) -> bool:
         """Whether generated kernels run its regions, all of them."""
@@ -176,6 +190,8 @@ class Variant:
 
     def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
+        if "cuda" in self.program.autocast_devices and torch.cuda.is_current_stream_capturing() and self.not_replayed:
+            raise StepError(f"a CUDA graph is captured, and its replays would not do what the step does: {self.not_replayed}")
         now.set_apart(self.captured.alone, self.captured.constants)
         try:
             if arena is None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, refuse, write_json
 from lowtide.cost.device import Device
-from lowtide.cost.presets import HERE, PRESETS, preset
+from lowtide.cost.presets import PRESETS
 from lowtide.errors import LowtideError
 
 
@@ -21,13 +21,19 @@ def devices_command(
     """List machines as numbers: rates that their makers state, and those that this machine reaches."""
     try:
         check_targets({"--json": json_out})
-        devices = [*([preset(HERE)] if measure else []), *PRESETS]
+        devices = [*(_measured() if measure else []), *PRESETS]
         if json_out is not None:
             write_json(json_out, {device.name: _figures(device) for device in devices})
     except (LowtideError, OSError) as error:
         refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(devices)
+
+
+def _measured() -> list[Device]:
+    from lowtide.cost.timings import devices_here  # imports torch
+
+    return devices_here()
 
 
 def _figures(device: Device) -> dict[str, Any]:

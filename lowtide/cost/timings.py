@@ -243,6 +243,12 @@ def device_here(device: str) -> Device:
     )
 
 
+def devices_here() -> list[Device]:
+    """This machine's CPU, and its GPU where it has one."""
+    gpus = [f"cuda:{torch.cuda.current_device()}"] if torch.cuda.is_available() else []
+    return [device_here(name) for name in ("cpu", *gpus)]
+
+
 def _rate_names(beside: bool) -> set[str]:
     link = {"to_host_bytes_per_s", "from_host_bytes_per_s", "issue_ns"} if beside else set()
     return {"bytes_per_s", "launch_ns", "half_flops"} | {f"{dtype}_flops_per_s" for dtype in _RATED_DTYPES} | link

@@ -113,6 +113,9 @@ class Streams(Protocol):
     def pinned(self, nbytes: int) -> torch.Tensor:
         """So many bytes of the host's memory that the device can reach by itself."""
 
+    def capturing(self) -> bool:
+        """Whether what is given to the computing stream now becomes a CUDA graph, which is run later."""
+
 
 @dataclass(frozen=True)
 class CudaStreams:
@@ -135,6 +138,9 @@ class CudaStreams:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Page-locked memory; the first request for it makes the device wait, so it is kept."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
 
 
 @dataclass(eq=False)
@@ -160,8 +166,11 @@ class StreamedMemory:
     - A buffer is used again once nobody refers to the copy in it. The store that does so waits until the last load of that copy is done;
       an earlier store into the buffer is on the same stream.
 
-    After a run, whichever way it ended, the computing stream waits for both: what a failed run leaves may be let go like everything else.
-    Only then is what such a run has borrowed given back.
+    After a run, whichever way it ended, the computing stream waits for those that were given work: what a failed run leaves may be let go
+    like everything else. Only then is what such a run has borrowed given back.
+
+    A run that becomes a CUDA graph has streams and buffers of its own, as it may wait for nothing that was begun before, and is run again
+    whenever its owner wants. PyTorch keeps pinned memory that is asked for meanwhile as long as the graph.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -172,9 +181,10 @@ class StreamedMemory:
     @contextmanager
     def transfers(self) -> Iterator[StreamedTransfers]:
         """For one run."""
-        if self._way is None:
-            self._way = self.streams.copying(), self.streams.copying()
-        run = StreamedTransfers(self, *self._way)
+        memory = StreamedMemory(self.streams) if self.streams.capturing() else self
+        if memory._way is None:
+            memory._way = self.streams.copying(), self.streams.copying()
+        run = StreamedTransfers(memory, *memory._way)
         try:
             yield run
         except BaseException as error:  # raised again: offloaded state is the caller's, however the run ended
@@ -224,18 +234,24 @@ class StreamedTransfers:
     def __init__(self, memory: StreamedMemory, to_host: Stream, from_host: Stream) -> None:
         self._memory, self._streams = memory, memory.streams
         self._to_host, self._from_host = to_host, from_host
+        self._begun: dict[int, Stream] = {}  # by identity: those that were given work
         self._arriving: dict[int, Any] = {}  # by address: the moment at which a loaded storage is filled
         self._empty: dict[int, tuple[torch.Tensor, _StreamedCopy]] = {}  # by identity: what the caller is owed
 
     def store(self, tensor: torch.Tensor) -> _StreamedCopy:
         """Begin to copy the tensor's storage, once it is made and the buffer is free."""
         copy = _StreamedCopy(self._memory, TensorLayout.of(tensor))
-        self._to_host.wait_event(self._streams.computing().record_event())
+        self._after_computing(self._to_host)
         if copy.buffer.idle is not None:
             self._to_host.wait_event(copy.buffer.idle)
         self._streams.copy(self._to_host, copy.bytes, _bytes_of(tensor))
         copy.stored = self._to_host.record_event()
         return copy
+
+    def _after_computing(self, stream: Stream) -> None:
+        """What it is given from here on comes after what is computed so far."""
+        self._begun[id(stream)] = stream
+        stream.wait_event(self._streams.computing().record_event())
 
     def drop(self, tensor: torch.Tensor, copy: _StreamedCopy) -> None:
         """What is computed from here on comes after the copy."""
@@ -248,7 +264,7 @@ class StreamedTransfers:
 
     def _filled(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
         """The tensor, whose memory the computing stream has just been given."""
-        self._from_host.wait_event(self._streams.computing().record_event())
+        self._after_computing(self._from_host)
         self._from_host.wait_event(copy.stored)
         self._streams.copy(self._from_host, _bytes_of(tensor), copy.bytes)
         copy.buffer.idle = self._arriving[_address(tensor)] = self._from_host.record_event()
@@ -279,7 +295,7 @@ class StreamedTransfers:
 
     def settle(self) -> None:
         """What is computed from here on comes after all copies so far."""
-        for stream in (self._to_host, self._from_host):
+        for stream in self._begun.values():
             self._streams.computing().wait_event(stream.record_event())
 
 

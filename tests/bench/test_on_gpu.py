@@ -28,7 +28,7 @@ def _small(ground: Ground, name: str) -> Workload:
 def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     monkeypatch.setattr(Ground, "subject", _small)
     benchmark = torch.backends.cudnn.benchmark
-    yield Ground("cpu")
+    yield Ground("cpu", dry=True)
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = benchmark
 
@@ -66,7 +66,7 @@ def test_a_step_is_timed_beside_eager(ground: Ground):
 @pytest.mark.parametrize("what", ["LoRA", "whole"])
 def test_a_large_model_is_fine_tuned_within_a_limit(what: str):
     pytest.importorskip("transformers", exc_type=ImportError)
-    (row,) = large.rows(what, large.LIMITS_GIB[0], Ground("cpu"))
+    (row,) = large.rows(what, large.LIMITS_GIB[0], Ground("cpu", dry=True))
     assert row["verdict"] == "runs"
     assert row["measured_bytes"] > 0 < row["step_ms"]
 

@@ -176,6 +176,16 @@ def test_a_captured_step_takes_its_memory_from_the_graph():
     assert step.arena.steps_without == {"a CUDA graph was captured": 1}
 
 
+def test_each_step_under_a_limit_has_an_arena_of_its_own_accord():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda(), torch.randn(4096, 64, device="cuda")
+    options = {"loss": lambda model, x: model(x).square().mean(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    step = lowtide.optimize(model, x, **options)
+    limited = step.at("100%")
+    limited(x)
+    assert limited.measure(x).peak_bytes == limited.plan.peak_bytes  # with its arena
+    assert [each.arena is None for each in (step, limited, limited.at())] == [True, False, True]
+
+
 def test_what_the_caller_asks_for_is_the_native_allocators():
     model, x = nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
     step = lowtide.optimize(model, x, run=lowtide.Run(arena="always"), planning=lowtide.Planning(placer=Portfolio()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,6 +121,28 @@ def test_packed_sequences_are_of_the_lengths_of_each_batch(training: bool) -> No
         sizes = [int((lengths > place).sum()) for place in range(int(lengths.max()))]
         assert f"{sizes}" in step.source
     assert step.measure(x, LENGTHS).peak_bytes == step.plan.peak_bytes
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights", "ignore:step.measure trains")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("two layers of both directions", None), ("rows first", torch.float16), ("projections", None), ("weights apart", None)],
+)
+def test_a_range_of_rows_and_lengths_calls_what_each_shape_alone_does(name: str, dtype: torch.dtype | None) -> None:
+    """What cuDNN keeps for the gradient is promised as a bound."""
+    dimensions = {0: {0: ("places", 4, 20), 1: ("rows", 2, 16)}}
+    steps = []
+    for dynamic in (dimensions, None):
+        model, x = made(name, dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        steps.append(lowtide.optimize(model, x, loss=squares, optimizer=optimizer, shapes=lowtide.Shapes(dynamic, on_new_shape="extend")))
+    for given in (x, x[:7, :5].contiguous()):
+        for step in (*steps, *steps):  # each looks once more at its program
+            step(given)
+        ranged, alone = (recorded(partial(step, given)).calls for step in steps)
+        assert ranged == alone
+        assert steps[0].measure(given).peak_bytes <= steps[0].plan_for(given).peak_bytes
+    assert len(steps[0].ranges) == 1
 
 
 @pytest.mark.parametrize("memory", ["70%", None])

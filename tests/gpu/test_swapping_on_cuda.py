@@ -178,3 +178,54 @@ def test_what_is_lent_changes_no_number(workload, seed, monkeypatch):
 def test_parameters_and_optimizer_state_make_room(monkeypatch):
     step, batch = _assert_trains_like_eager(_gpt, memory="60%", swap_state=True)
     assert step.measure(*batch).peak_bytes <= 1.01 * step.plan.peak_bytes
+
+
+def _rows(**settings):
+    model = nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(256, 256), nn.GELU())]).to(DEVICE)
+    batch = (torch.randn(64, 256, device=DEVICE),)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, **settings)
+    return model, batch, {"loss": lambda model, x: model(x).square().mean(), "optimizer": optimizer}
+
+
+def _captured(step, batch):
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step(*batch)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        batch[0].add(1)
+        step(*batch)
+    return graph
+
+
+def test_a_captured_step_swaps_by_streams_and_buffers_of_its_own(monkeypatch):
+    """It waits for nothing that was begun before, and nobody else's copies go where its replays' do."""
+    monkeypatch.setattr(machine, "equal_graphs", swapping(lambda graph: random_sequence(graph, random.Random(0), 0.0, 0.3), []))
+    model, batch, options = _rows(capturable=True)
+    step = lowtide.optimize(model, batch, **options, planning=lowtide.Planning(workspaces=False, solver=ProgramOrder()))
+    memory = host_memory(f"{DEVICE}:{torch.cuda.current_device()}")
+    graph = _captured(step, batch)
+    kept = memory.idle_bytes
+    graph.replay()
+    step(*batch)
+    assert "host.store(" in step.source
+    assert memory.idle_bytes == kept > 0
+
+
+@pytest.mark.parametrize(
+    ("capturable", "settings", "why"),
+    [
+        (False, {}, "on the host.*capturable=True"),
+        (True, {"memory": "75%", "swap_state": True, "effort": "quick"}, "lies elsewhere afterwards"),
+    ],
+    ids=["a count on the host", "lent state"],
+)
+def test_what_replays_would_not_do_is_not_captured(capturable, settings, why):
+    model, batch, options = _rows(capturable=capturable)
+    step = lowtide.optimize(model, batch, **in_values(**options, **settings))
+    assert ("host.empty(" in step.source) == bool(settings)
+    with pytest.raises(lowtide.StepError, match=why):
+        _captured(step, batch)
+    step(*batch)

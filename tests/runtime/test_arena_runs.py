@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide.cost.profiler import measure_memory
-from lowtide.runtime.arena.allocator import Allocator
+from lowtide.runtime.arena.allocator import Allocator, ArenaMemory
 from lowtide.runtime.arena.arena import Arena
 from tests.arenas import FirstFit, empty, mapped, planned, resident_bytes, script_of
 
@@ -215,3 +215,21 @@ class TestArena:
         for _ in range(3):
             assert arena.run("program", lambda: [empty(100).numel()]) == [100]
         assert dict(arena.runs_without) == {f"the system gives no {2**60} bytes for an arena": 2}
+
+    def test_memory_that_others_gave_back_is_asked_for_again_after_ever_more_runs(
+        self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+    ):
+        refused = [True, True]
+
+        def asked(allocator: Allocator, nbytes: int) -> ArenaMemory:
+            if refused:
+                refused.pop()
+                raise MemoryError("others have it")
+            return ArenaMemory(allocator, nbytes)
+
+        monkeypatch.setattr("lowtide.runtime.arena.arena.ArenaMemory", asked)
+        arena, served = Arena(allocator, FirstFit.of), []
+        for _ in range(8):
+            arena.run("program", lambda: [empty(100).numel()])
+            served.append(arena.served_runs)
+        assert served == [0, 0, 0, 0, 0, 0, 1, 2]  # recorded; asked for in the second, fourth and seventh run

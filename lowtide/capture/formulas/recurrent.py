@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.capture.formulas.autocast import names_called
 from lowtide.capture.formulas.dispatch import absent_capability, calling_formulas, formula, taken_apart
+from lowtide.capture.real import not_remembered
 from lowtide.capture.sizes.symbols import is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
@@ -42,7 +43,8 @@ def _chunks(op: OpOverload, tensor: Tensor, chunks: int, dim: int = 0) -> Any:
 @formula(_ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
 def _stepwise(op: OpOverload, given: Tensor, hidden: Tensor, params: Sequence[Tensor], *settings: Any) -> Any:
     """`settings` end with whether rows come first."""
-    _refuse_symbolic(op, given.shape[1 if settings[-1] else 0])
+    if not _is_by_cudnn(given):
+        _refuse_symbolic(op, given.shape[1 if settings[-1] else 0])
     return _by_aten(op, settings[-4:-2], given, hidden, params, *settings)
 
 
@@ -54,15 +56,23 @@ def _of_lengths(op: OpOverload, given: Tensor, *arguments: Any) -> Any:
 
 def _by_aten(op: OpOverload, dropout_in_training: tuple[float, bool], given: Tensor, *arguments: Any) -> Any:
     """As ATen takes it apart, which looks for one buffer below all weights by their addresses: a fake's is where it begins in its own."""
-    if all(dropout_in_training) and torch.cudnn_is_acceptable(given):
+    if all(dropout_in_training) and _is_by_cudnn(given):
         raise CaptureError(
             f"{_named(op)} has dropout, for which cuDNN draws from a state of its own that no step can follow: set it to 0, and put "
             "nn.Dropout between recurrent networks of one layer each"
         )
-    if absent_capability(given) is not None and torch.backends.cudnn.enabled:
+    if _is_by_cudnn(given) and (absent_capability(given) is not None or any(map(is_symbolic, given.shape))):
         return _by_cudnn(op, given, *arguments)
     _have_addresses()
     return taken_apart(op, given, *arguments)
+
+
+def _is_by_cudnn(given: Tensor) -> bool:
+    """Whether eager has cuDNN compute a layer of this input. Of a GPU that is here ATen is asked, which reads sizes as numbers."""
+    if given.device.type != "cuda" or absent_capability(given) is not None:
+        return given.device.type == "cuda" and torch.backends.cudnn.enabled
+    with _disable_current_modes():
+        return torch.cudnn_is_acceptable(given.new_empty(1))
 
 
 _KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")  # as cuDNN numbers them
@@ -72,11 +82,14 @@ def _by_cudnn(
     op: OpOverload, given: Tensor, hidden: Any, params: Sequence[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
     bidirectional: bool, rows_first: Any = None,
 ) -> Any:  # fmt: skip
-    """As ATen calls cuDNN, of a GPU that is not here. Autocast has weights copied into one buffer of half precision, all matrices first."""
+    """As ATen calls cuDNN, of a GPU that is not here, or of symbolic sizes: ATen asks both for numbers.
+
+    Autocast has weights copied into one buffer of half precision, all matrices first.
+    """
     if not isinstance(rows_first, bool):
-        raise CaptureError(
-            f"{_named(op)} has a packed sequence, of whose lengths cuDNN is asked, and no GPU is here: give it padded, or plan where one is"
-        )
+        why = "no GPU is here: give it padded, or plan where one is"
+        why = why if absent_capability(given) is not None else "a range has no such lengths: leave its dimensions out of `dynamic`"
+        raise CaptureError(f"{_named(op)} has a packed sequence, of whose lengths cuDNN is asked, and {why}")
     kind = _KINDS.index(op.name().removeprefix("aten::").partition(".")[0])
     state, *cells = (hidden[0], hidden[1]) if isinstance(hidden, (list, tuple)) else (hidden,)
     projects = bool(cells) and cells[0].shape[2] != state.shape[2]
@@ -87,12 +100,49 @@ def _by_cudnn(
             buffer, weights = _in_one_buffer(params)
             cells = [each.to(torch.float16) for each in cells]
             state, given = state.to(torch.float16), given.to(torch.float16)
+        elif absent_capability(given) is None:
+            buffer = _buffer_below(op, params, has_biases, layers, bidirectional, hidden)
         with torch.autocast("cuda", enabled=False):
             output, *ends = _ATEN._cudnn_rnn.default(
                 given, weights, (4 if has_biases else 2) + projects, buffer, state, cells[0] if cells else None, kind, width,
                 state.shape[2] if projects else 0, layers, rows_first, dropout, train, bidirectional, [], None,
             )  # fmt: skip
     return output, *ends[: 1 + bool(cells)]
+
+
+def _buffer_below(
+    op: OpOverload, params: Sequence[Tensor], has_biases: bool, layers: int, bidirectional: bool, hidden: Any
+) -> Tensor | None:
+    """The buffer in which all weights lie, as ATen makes it of their storage; None where they lie apart. ATen itself says which it is.
+
+    Asked for one row and one place, on tensors of the same weights: they alone decide.
+    """
+    calls, fakes = _LayersOfCudnn(), next(each.fake_mode for each in params if isinstance(each, FakeTensor))
+    with _disable_current_modes(), fakes, not_remembered(fakes), torch.no_grad(), torch.autocast("cuda", enabled=False), calls:
+        _have_addresses()
+        states = [each.new_empty((each.shape[0], 1, each.shape[2])) for each in (hidden if isinstance(hidden, (list, tuple)) else [hidden])]
+        given = params[0].new_empty((1, 1, params[0].shape[1]))
+        settings = has_biases, layers, 0.0, False, bidirectional, False
+        op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, given, states if len(states) > 1 else states[0], params, *settings)
+    (buffer,) = calls.buffers
+    if buffer is None or not buffer.numel():
+        return None
+    flat = _ATEN.empty.memory_format([0], dtype=buffer.dtype, layout=buffer.layout, device=buffer.device)
+    whole: Tensor = _ATEN.set_.source_Storage(flat, params[0].untyped_storage())
+    return whole if whole.shape == buffer.shape else whole.narrow(0, 0, buffer.shape[0])
+
+
+class _LayersOfCudnn(TorchDispatchMode):
+    """Takes down the buffers of weights that cuDNN is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.buffers: list[Tensor | None] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is _ATEN._cudnn_rnn.default:
+            self.buffers.append(args[3])
+        return func(*args, **(kwargs or {}))
 
 
 def _in_one_buffer(params: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -123,6 +173,8 @@ def _lstm(
 ) -> Any:  # fmt: skip
     arguments = given, hidden, params, has_biases, layers, dropout, train, bidirectional, rows_first
     if not any(map(is_symbolic, (*given.shape, *hidden[0].shape))):
+        return _by_aten(op, (dropout, train), *arguments)
+    if _is_by_cudnn(given):
         return _by_aten(op, (dropout, train), *arguments)
     if given.shape[0] != 0 and given.device.type == "cpu" and _is_by_onednn(given.dtype):
         if len(params) % (4 if has_biases else 2):

@@ -92,7 +92,8 @@ class Arena:
         self.recorded_runs = 0
         self.served_runs = 0
         self.runs_without: Counter[str] = Counter()  # by why
-        self._refused = ""  # why there is no memory, for good
+        self._refused = ""  # why there was no memory when it was last asked for
+        self._pause, self._next_pause = 0, 1  # runs until it is asked for again, and how many it is after that: a process's needs change
 
     @property
     def nbytes(self) -> int:
@@ -181,7 +182,8 @@ class Arena:
 
     def _region_for(self, track: _Track, recorded: Recorded, beside: Recorded | None = None) -> ArenaMemory | None:
         """Memory that holds what is planned for a program; None where the system refuses it."""
-        if self._refused:
+        if self._pause:
+            self._pause -= 1
             return None
         try:
             if track.script is None:
@@ -192,8 +194,10 @@ class Arena:
                 self._drop()  # goes first, unless something still lies in it
                 self._allocator.trim()
                 self._region = ArenaMemory(self._allocator, track.planned_bytes)
+            self._refused, self._next_pause = "", 1
         except (MemoryError, BusyError) as why:
             self._refused = str(why) or "there is no memory to plan an arena"
+            self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
         return self._region
 
     def _plan(self, track: _Track, recorded: Recorded, beside: Recorded | None) -> None:

@@ -1,0 +1,67 @@
+"""What `make gpu` runs on a GPU runs here on the null device, one part of each kind, on a small network: where it has rotted it is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bench.models.workload import Workload
+from bench.on_gpu import exact, graphed, limits, one, rates
+from bench.on_gpu.ground import PLACES, Ground
+from lowtide.cost.trials import Trials
+from tests.gpu.conftest import NULL
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or not NULL, reason="the bench itself runs on a GPU")
+
+
+def _small(ground: Ground, name: str) -> Workload:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(16 * 196, 10))
+    made = Workload(model, (torch.randn(8, 3, 16, 16), torch.randint(0, 10, (8,))), lambda m, x, y: F.cross_entropy(m(x), y))
+    return ground.moved(made)
+
+
+@pytest.fixture
+def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
+    """As `bench.on_gpu.one` makes it: trials under the lock."""
+    for name in ("launches", "level"):
+        monkeypatch.setattr(Trials, name, getattr(Trials, name))
+    monkeypatch.setattr(Ground, "subject", _small)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    PLACES.mkdir(exist_ok=True)
+    one._try_alone()
+    yield Ground.here()
+    torch.use_deterministic_algorithms(False)
+
+
+def test_training_runs_beside_eager(ground: Ground) -> None:
+    (row,) = exact.rows(exact.Exact("", 0, "bf16", "a/small one"), ground)
+    assert row["verdict"] == "ran"
+    assert row["promised_bytes"] > 0
+    assert row["reserved_bytes"] > 0
+
+
+def test_limits_are_kept_with_their_arenas(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SHARES", (100, 60))
+    network = limits.Network("nowhere measured", limits.NETWORKS[0].entry, 1, "", 1, channels_last=True)
+    rows = list(limits.rows(network, ground))
+    assert [row["setting"] for row in rows] == ["eager", "no limit", "100%", "60%"]
+    assert {row["verdict"] for row in rows[1:]} <= {"kept", "does not fit"}
+    assert rows[2]["promised_ms"] > 0
+    assert abs(rows[2]["measured_bytes"] - rows[2]["promised_bytes"]) <= 2**12  # with the arena that it keeps between steps
+
+
+def test_what_people_use_runs(ground: Ground) -> None:
+    (row,) = limits.peer_rows(limits.Network("", limits.NETWORKS[0].entry, 1, "", 1), "save_on_cpu", ground)
+    assert row["reserved_bytes"] > 0
+
+
+def test_a_step_is_captured_in_a_graph(ground: Ground) -> None:
+    assert [row["setting"] for row in graphed.rows("", 1, "", ground)] == ["eager", "lowtide", "lowtide, graph"]
+
+
+def test_rates_are_the_gpus(ground: Ground) -> None:
+    assert "to host 0 B/s" not in next(rates.rows(ground))["why"]
