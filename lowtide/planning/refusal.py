@@ -155,7 +155,7 @@ def host_refusal(leanest: Plan, memory_bytes: int, host_bytes: int, buys: Sequen
         f"within {memory_bytes} bytes ({bytes_text(memory_bytes)}) of the device; got {host_bytes} bytes ({bytes_text(host_bytes)})",
         f"within that of the host the smallest peak that was found is {leanest.peak_bytes} bytes ({bytes_text(leanest.peak_bytes)}), "
         f"{_share(leanest.peak_bytes, leanest.eager_peak_bytes)}",
-        f"what would help: {offers}; or as much of the device; or a smaller batch{_accumulate(leanest)}{more}",
+        f"what would help: {offers}; or {bytes_text(leanest.peak_bytes)} of the device; or a smaller batch{_accumulate(leanest)}{more}",
     ]
     if leanest.cost_report.stopped:
         lines.append(f"the search was ended early ({leanest.cost_report.stopped}): with more time it may find less")

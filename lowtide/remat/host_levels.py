@@ -72,9 +72,11 @@ class HostLevels:
         self._again([*self._within(limit, pinned_bytes), *([] if fastest is None else [fastest])], limit, pinned_bytes)
 
     def _from_orders(self, limit: int, pinned_bytes: int) -> None:
-        for which, orders in enumerate(self.orders):
-            for order in orders:
-                self._attempt(limit, pinned_bytes, which, Recipe(order, self.neighbours.rule(self.problems[which])))
+        """From all orders, and from the leanest schedule that keeps to the host's limit, under some rule."""
+        leanest = self.known.pinning(pinned_bytes)[:1]
+        runs = [(point.problem, self.problems[point.problem].codes.runs_in(point.sequence)) for point in leanest]
+        for which, base in (*runs, *((which, order) for which, orders in enumerate(self.orders) for order in orders)):
+            self._attempt(limit, pinned_bytes, which, Recipe(base, self.neighbours.rule(self.problems[which])))
 
     def _as_near(self, limit: int, pinned_bytes: int) -> None:
         self._again([*self.known.near(limit, _NEAR), *self.archive.near(limit, _NEAR)], limit, pinned_bytes)
