@@ -30,9 +30,10 @@ COLUMNS = (
     "bound_percent", "recomputed", "swapped", "operators", "eager_gib", "planning_cpu_s",
 )  # fmt: skip
 NOTES = (
-    "bfloat16, texts of 2,048 tokens; peaks with weights and optimizer state; host_gib: the limit, 0 for a byte, - for none; pinned_gib: all "
-    "buffers on the host, which are powers of two; slower_percent: over the same without any limit; bound_percent: as much is proven to be "
-    "needed within that peak, whatever is pinned; planning_cpu_s: processor time, beside other work, until all limits can be answered",
+    "bfloat16, texts of 2,048 tokens; peaks with weights and optimizer state; host_gib: the limit, 0 for a byte, - for none",
+    "pinned_gib: all buffers on the host, which are powers of two; slower_percent: over the same without any limit; bound_percent: as much "
+    "is proven to be needed within that peak, whatever is pinned",
+    "planning_cpu_s: processor time, beside other work, until all limits can be answered",
 )
 
 
