@@ -26,7 +26,7 @@ DEVICE_GIB = (20, 24, 32)
 HOST_GIB = (0, 4, 8, 16, 32, 48, 64, None)  # None: without a limit
 CASES = {"gpt-neo-1.3B": (8, "AdamW"), "llama-7B": (8, "SGD")}  # texts in a batch, and an optimizer whose state 24 GiB have room for
 COLUMNS = (
-    "model", "layers", "texts", "optimizer", "device_gib", "host_gib", "peak_gib", "pinned_gib", "time_ms", "slower_percent",
+    "model", "effort", "layers", "texts", "optimizer", "device_gib", "host_gib", "peak_gib", "pinned_gib", "time_ms", "slower_percent",
     "bound_percent", "recomputed", "swapped", "operators", "eager_gib", "planning_cpu_s",
 )  # fmt: skip
 NOTES = (
@@ -48,7 +48,7 @@ def main() -> None:
     for name in options.models:
         rows = rows_of(name, options.layers, options.texts, options.effort)
         check_monotone(rows)
-        results = Results("host_bytes", "Time by the host's memory", COLUMNS, with_kept("host_bytes", rows, ("model",)), NOTES)
+        results = Results("host_bytes", "Time by the host's memory", COLUMNS, with_kept("host_bytes", rows, ("model", "effort")), NOTES)
         results.print()
         if not options.no_save:
             results.save()
@@ -74,7 +74,14 @@ def rows_of(name: str, layers: int | None, texts: int | None, effort: str) -> li
     for device_gib in DEVICE_GIB:
         for host_gib in HOST_GIB:
             planned = _within(step, device_gib, host_gib)
-            shared = {"model": name, "layers": layers or own, "texts": len(tokens), "optimizer": optimizer_name, "planning_cpu_s": took_s}
+            shared = {
+                "model": name,
+                "effort": effort,
+                "layers": layers or own,
+                "texts": len(tokens),
+                "optimizer": optimizer_name,
+                "planning_cpu_s": took_s,
+            }
             rows.append(shared | {"device_gib": device_gib, "host_gib": host_gib} | planned)
             print(rows[-1], flush=True)
     return rows
