@@ -23,7 +23,7 @@ from lowtide.errors import BudgetError
 
 MACHINE, LENGTH, GIB = "h100", 2048, 2**30
 DEVICE_GIB = (20, 24, 32)
-HOST_GIB = (0, 4, 8, 16, 32, 48, 64, None)  # None: without a limit
+HOST_GIB = (0, 8, 16, 32, 48, 64, None)  # None: without a limit
 CASES = {"gpt-neo-1.3B": (8, "AdamW"), "llama-7B": (8, "SGD")}  # texts in a batch, and an optimizer whose state 24 GiB have room for
 COLUMNS = (
     "model", "effort", "layers", "texts", "optimizer", "device_gib", "host_gib", "peak_gib", "pinned_gib", "time_ms", "slower_percent",

@@ -1,9 +1,11 @@
 """Schedules that pin less on the host: the part of the search that looks beneath limits of both memories.
 
-It goes over pairs of limits, of the device and of the host, at which the fastest schedule that is known pins more than the host's. At each
-it evicts as that schedule was made, as its neighbours were, and from the orders, with no more buffers than the host's limit has room for;
-then it climbs. The host's limits are steps below the most that any known schedule pins, whatever anybody asks for: what is found belongs
-into the one archive that answers every question, so that more host memory never gives a slower program, nor less a leaner one.
+First, at each limit of the device, it goes on from schedules that pin nothing and take more than that: what is left over the limit is
+stored, so that less is computed again than where a search begins from orders. Then it goes over pairs of limits, of the device and of the
+host, at which the fastest schedule that is known pins more than the host's. At each it evicts as that schedule was made, as its neighbours
+were, and from the orders, with no more buffers than the host's limit has room for; then it climbs. The host's limits are steps below the
+most that any known schedule pins, whatever anybody asks for: what is found belongs into the one archive that answers every question, so
+that more host memory never gives a slower program, nor less a leaner one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from lowtide.remat.problem import RematProblem
 
 _STEPS = 24  # below the most that is pinned: six powers of two
 _NEAR = 2  # points on either side of a limit whose recipes are tried there
+_ABOVE = 8  # schedules above a limit that are tried there
 _COARSE = 4  # of so many limits of the device, and of so many steps of the host, one is tried first
 
 
@@ -41,6 +44,10 @@ class HostLevels:
     def explored(self, limits: Sequence[int]) -> Archive:
         """What is found at these limits of the device, each beneath limits of the host. Interrupted, it holds what was found by then."""
         try:
+            for limit in reversed(limits):
+                self._from_above(limit)
+            self.known = self.known.copy()
+            self.known.merge(self.archive)
             pairs = self._pairs(limits)
             for seed in (self._as_known, self._from_orders, self._as_near):
                 for limit, pinned_bytes in pairs:
@@ -65,6 +72,15 @@ class HostLevels:
             if fastest[limit] > step
         ]
         return [(limit, step) for _, limit, step in sorted(pairs, key=lambda pair: pair[0])]
+
+    def _from_above(self, limit: int) -> None:
+        """Store what is left over the limit where schedules that pin nothing take more than that: they compute less again."""
+        above = [point for point in self.known.pinning(0) if point.peak_bytes > limit]
+        for point in above[:: max(1, len(above) // _ABOVE)]:
+            if self.archive.states < self.max_states // 2:
+                problem = self.problems[point.problem]
+                base = problem.codes.runs_in(point.sequence)
+                self._attempt(limit, None, point.problem, Recipe(base, self.neighbours.rule(problem)))
 
     def _as_known(self, limit: int, pinned_bytes: int) -> None:
         """As the fastest schedules within the device's limit were made: the one that pins what it likes, and those within both limits."""
@@ -99,7 +115,7 @@ class HostLevels:
         fastest = (archive.within(limit, pinned_bytes) for archive in (self.known, self.archive))
         return [point for point in fastest if point is not None]
 
-    def _attempt(self, limit: int, pinned_bytes: int, which: int, recipe: Recipe) -> None:
+    def _attempt(self, limit: int, pinned_bytes: int | None, which: int, recipe: Recipe) -> None:
         """One schedule more, if it was not built before and there is effort for it."""
         digest = recipe.digest(which, limit, pinned_bytes)
         if digest in self.tried or self._over():
