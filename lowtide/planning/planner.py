@@ -79,6 +79,11 @@ def _within_host(plan: Plan, budget: Budget) -> Plan:
     return checked(replace(plan, pinned_bytes=pinned_bytes(plan.graph, plan.order), host_bytes=budget.host_bytes))
 
 
+def _need(error: BudgetError) -> tuple[bool, int, int]:
+    """How much is needed: of the device before all, as no more of the host would do; of the host; of the device within that."""
+    return error.smallest_host_bytes is None, error.smallest_host_bytes or 0, error.smallest_peak_bytes
+
+
 class Planner:
     """Plans the programs of one step together, and keeps what was searched: what was found under one limit serves every other.
 
@@ -109,7 +114,7 @@ class Planner:
             except BudgetError as error:
                 refused.append(error)
         if refused:
-            raise max(refused, key=lambda error: error.smallest_peak_bytes)
+            raise max(refused, key=_need)
         return [*plans[:-1], replace(plans[-1], first_steps=tuple(plans[:-1]))]
 
     def plans_near(self, request: Request) -> list[Plan]:
