@@ -114,7 +114,9 @@ class Planner:
             except BudgetError as error:
                 refused.append(error)
         if refused:
-            raise max(refused, key=_need)
+            error = max(refused, key=_need)
+            error.smallest_peak_bytes = max(each.smallest_peak_bytes for each in refused)  # which would do for all of them
+            raise error
         return [*plans[:-1], replace(plans[-1], first_steps=tuple(plans[:-1]))]
 
     def plans_near(self, request: Request) -> list[Plan]:
