@@ -83,7 +83,7 @@ def row(name: str, shard: str, layers: int | None) -> dict[str, Any]:
         step = lowtide.optimize(
             model,
             {"input_ids": tokens},
-            loss=_loss,
+            loss=loss_of,
             optimizer=torch.optim.AdamW(model.parameters(), foreach=False),
             latency=1.0,
             parallel=lowtide.Parallel(group=dist.group.WORLD, shard=None if shard == "none" else shard),
@@ -107,7 +107,7 @@ def _links_ms(plan: lowtide.Plan, machine: Device) -> float:
     return sum(machine.node_us(node) for node in plan.graph.nodes if is_collective(node)) / 1e3
 
 
-def _loss(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+def loss_of(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(input_ids=input_ids, labels=input_ids, use_cache=False).loss
     return loss
 

@@ -1,4 +1,4 @@
-"""The section of the results page on a GPU."""
+"""The sections of the results page on a GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _KEPT = {"kept": "", "off": "off", "measured": "", "does not fit": "does not fit
 
 
 def on_a_gpu() -> tuple[str, ...]:
-    """Five networks within limits, beside what people use."""
-    return (_limits(),)
+    """Five networks within limits, beside what people use; and what a plan gains by the host's memory."""
+    return _limits(), _host_memory()
 
 
 def _limits() -> str:
@@ -30,6 +30,27 @@ def _limits() -> str:
         "differ between two runs of eager.",
         ("network", "limit", "promised ms", "measured ms", "over eager", "promised GB", "measured GB", "reserved GB", ""),
         map(_line, rows),
+    )
+
+
+def _host_memory() -> str:
+    rows = [row for row in rows_of("host_bytes") if row["host_gib"] in (0, 8, 16, 32, None)]
+    lines = [
+        [
+            f"{row['model']}, {row['optimizer']}", str(row["device_gib"]), "-" if row["host_gib"] is None else str(row["host_gib"]),
+            f"{row['slower_percent']:.1f}", f"{row['bound_percent']:.1f}", f"{row['pinned_gib']:.1f}", f"{row['planning_cpu_s']:.0f}",
+        ]
+        for row in rows
+        if row["slower_percent"] is not None
+    ]  # fmt: skip
+    return section(
+        "Memory of the host",
+        "host_bytes",
+        "python -m bench.host_bytes",
+        "A simulated H100, nothing ran: what time a step takes more than without any limit, in percent, within so many GiB of the device and\n"
+        "of the host (0: nothing goes there, -: no limit of the host), by the quick effort. The bound holds whatever is pinned.",
+        ("network", "device GiB", "host GiB", "more time %", "bound %", "pinned GiB", "planning s"),
+        lines,
     )
 
 

@@ -42,15 +42,17 @@ class ShapeError(LowtideError, ValueError):
 class BudgetError(LowtideError):
     """No plan was found within the memory that was asked for, or there can be none."""
 
-    def __init__(self, message: str, smallest_peak_bytes: int, searched: bool = True) -> None:
+    def __init__(self, message: str, smallest_peak_bytes: int, searched: bool = True, smallest_host_bytes: int | None = None) -> None:
         super().__init__(message)
+        self.smallest_host_bytes = smallest_host_bytes  # that would have to be pinned; None where it is not the host that is short
         self.smallest_peak_bytes = (
             smallest_peak_bytes  # that was found, with what is resident; where nothing was searched, no plan takes less
         )
         self.searched = searched
 
-    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, bool]]:
-        return type(self), (str(self), self.smallest_peak_bytes, self.searched)  # so that it survives the way back from a worker process
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, bool, int | None]]:
+        # So that it survives the way back from a worker process.
+        return type(self), (str(self), self.smallest_peak_bytes, self.searched, self.smallest_host_bytes)
 
 
 class CheckError(LowtideError):

@@ -224,6 +224,9 @@ class LateStreams:
         self.pinned_bytes += nbytes
         return torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
+    def let_go(self) -> None:
+        self.log.append(("let go",))
+
     def copy(self, stream: LateStream, target: torch.Tensor, source: torch.Tensor) -> None:
         self.log.append((stream.name, "copy"))
         assert target.dtype == source.dtype == torch.uint8

@@ -15,6 +15,7 @@ from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimize
 from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.planning.request import Limit
 
 
 def _optimizers_within(wrapper: Any) -> str:
@@ -94,6 +95,27 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, sw
     for name, tensor in (*model.named_parameters(), *tensors):
         if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
             raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
+
+
+def check_memories(limit: Limit, device: torch.device, simulated: Device | None, *, swap: bool, varies: bool = False) -> None:
+    """Refuse limits by name of memories that the program does not run in, or copies nothing to. Raises ValueError."""
+    devices = (device.type,) if simulated is None else (device.type, "cuda")
+    if limit.device and limit.device not in devices:
+        raise ValueError(f"memory: expected a limit of {device.type}, on which the program runs, got one of {limit.device}")
+    if limit.host_bytes is None:
+        return
+    if device.type == "cpu" and simulated is None:
+        raise ValueError(
+            'memory: the program runs on the host itself, whose memory is what `memory="8GiB"` limits: leave "host" out, which is for '
+            "what a GPU copies there"
+        )
+    if not swap:
+        raise ValueError('memory: expected "host" only where something is copied there; got it where nothing is (`Run(swap=False)`)')
+    if varies:
+        raise ValueError(
+            'memory: expected "host" only for a program of one shape; got it with `dynamic`: leave one of them out, or say '
+            'Shapes(on_new_shape="extend"), by which each shape that comes has a plan of its own'
+        )
 
 
 def warn_of_nowhere_to_swap(swap_state: bool, device: torch.device, simulates: bool) -> None:

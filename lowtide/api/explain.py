@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
+from lowtide.api.arguments import check_arguments, check_memories, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import varying_of
@@ -33,7 +34,7 @@ from lowtide.plan.snapshot import Snapshot, kind_text
 from lowtide.plan.summary import pattern, snapshot_lines
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.machine import Machine
-from lowtide.planning.request import Limit, Memory
+from lowtide.planning.request import Limit, MemoryLimits
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, schedule
 from lowtide.split.dimensions import DimensionGraph
@@ -63,6 +64,7 @@ class Explanation:
     remedies: tuple[Remedy, ...]  # from the cheapest to the leanest; what rounds otherwise, a split loss and micro-batches, comes last
     frontier: tuple[FrontierPoint, ...]  # of all that was found best at something, leanest first
     memory_bytes: int | None  # what it is to fit in, if that was told
+    host_bytes: int | None  # and what may be pinned on the host for that
     within: Remedy | None  # the fastest way to that, if any was found
     device: str  # whose rates times are by
     training: bool
@@ -99,6 +101,7 @@ class Explanation:
         if self.memory_bytes is None:
             return ""
         limit, least = bytes_text(self.memory_bytes), min(self.remedies, key=lambda remedy: remedy.peak_bytes)
+        limit += "" if self.host_bytes is None else f" with {bytes_text(self.host_bytes)} of the host"
         if self.fits:
             return f"it fits in {limit} as it stands"
         if self.within is None:
@@ -119,6 +122,7 @@ class Explanation:
             "remedies": [self._remedy_figures(remedy) for remedy in self.remedies],
             "frontier": self.frontier,
             "memory_bytes": self.memory_bytes,
+            "host_bytes": self.host_bytes,
             "fits": self.fits,
             "within": None if self.within is None else self._remedy_figures(self.within),
         }
@@ -186,7 +190,7 @@ _SLOWER = (0.05, 0.10, 0.30)  # shares of time that are asked about
 @collected_seldom()
 def explain(
     model: nn.Module, batch: Any, *, loss: Callable[..., Any] | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None, memory: int | str | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None, memory: MemoryLimits = None,
     training: Training = Training(), shapes: Shapes = Shapes(), planning: Planning = Planning(), run: Run = Run(),
 ) -> Explanation:  # fmt: skip
     """Where the program's memory peaks as it stands, what is held then, and what would lower it; `print` it.
@@ -196,7 +200,8 @@ def explain(
     for its time and its temporaries. With `Planning(workspaces=False)`, or another machine to `simulate`, nothing runs. Temporaries are
     not counted then, and times are by the rates of the machine. Arguments are those of `optimize`; beside them:
 
-    memory: what it is to fit in. The answer then says whether it fits, and if not, the fastest way found to make it fit.
+    memory: what it is to fit in. The answer then says whether it fits, and if not, the fastest way found to make it fit. With
+        `{"host": "48GiB"}`, alone or beside the device's, no remedy pins more of the host than that.
     shapes: of a range the largest shape is explained; a share of memory is of its peak.
     planning: `effort` is "quick" by default. `simulate` is the machine whose rates and allocator count; without it this one, whose
         rates are measured once.
@@ -209,11 +214,12 @@ def explain(
     check_scaler(training.scaler, optimizer, run.swap_state)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
-    limit = None if memory is None else Memory.of(memory)
+    limit = Limit.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))
     machine = planning.machine
     target = device_of(model, planning.device, machine)
+    check_memories(limit, target, machine, swap=run.swap)
     workspaces = planning.workspaces is not False
     warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
@@ -221,7 +227,8 @@ def explain(
     if loss is not None and trained is not None:
         program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
     stages = Stages(planning.callback, wants_progress(planning.progress))
-    settings = PlanningSettings(Limit(latency=1.0), run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    timed = Limit(latency=1.0, host_bytes=limit.host_bytes)
+    settings = PlanningSettings(timed, run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
     maker = StepMaker(
         Captures(model, program, target, stages, machine=machine),
         Machine(str(target), machine, workspaces, run.swap, stages),
@@ -234,8 +241,9 @@ def explain(
     peak = captured.eager(plan.granule_bytes).peak
     if peak is None:
         raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
-    memory_bytes = None if limit is None else limit.of_peak(peak.footprint_bytes)
-    within = None if memory_bytes is None else _within(plan.cost_report, memory_bytes, memory)
+    memory_bytes = None if limit.memory is None else limit.memory.of_peak(peak.footprint_bytes)
+    further = _FurtherArguments(run, limit)
+    within = None if memory_bytes is None else _within(plan.cost_report, memory_bytes, f"memory={memory!r}")
     halved = _halved(maker, args, kwargs, memory_bytes if within is None else None)
     if within is None and halved is not None and memory_bytes is not None:
         within = halved if halved.peak_bytes <= memory_bytes else None
@@ -244,12 +252,13 @@ def explain(
         resident_bytes=plan.resident_bytes,
         time_us=plan.cost_report.order_us,
         remedies=tuple(
-            _with_swap(each, run)
+            further.of(each)
             for each in (*_remedies(plan.cost_report), *_loss_split(captured, plan), *([halved] if halved is not None else []))
         ),
         frontier=plan.cost_report.frontier,
         memory_bytes=memory_bytes,
-        within=None if within is None else _with_swap(within, run),
+        host_bytes=limit.host_bytes,
+        within=None if within is None else further.of(within),
         device=plan.provenance.device,
         training=program is not None,
         workspaces=workspaces and machine is None,
@@ -280,10 +289,27 @@ def _loss_split(captured: Candidate, plan: Plan) -> list[Remedy]:
     return [Remedy(f"the loss split over {split.over}", peak_bytes, None, f"exact=False, memory={peak_bytes}")]
 
 
-def _with_swap(remedy: Remedy, run: Run) -> Remedy:
-    """The remedy with what else `optimize` has to be told, as this was."""
-    more = ", run=lowtide.Run(swap_state=True)" if run.swap_state else "" if run.swap else ", run=lowtide.Run(swap=False)"
-    return dataclasses.replace(remedy, arguments=remedy.arguments + more) if remedy.arguments else remedy
+@dataclass(frozen=True)
+class _FurtherArguments:
+    """What was told beside the limit of the device."""
+
+    run: Run
+    limit: Limit
+
+    def of(self, remedy: Remedy) -> Remedy:
+        """The remedy with what else `optimize` has to be told, as this was."""
+        more = ", run=lowtide.Run(swap_state=True)" if self.run.swap_state else "" if self.run.swap else ", run=lowtide.Run(swap=False)"
+        arguments = remedy.arguments if self.limit.host_bytes is None else self._with_host(remedy.arguments)
+        return dataclasses.replace(remedy, arguments=arguments + more) if arguments else remedy
+
+    def _with_host(self, arguments: str) -> str:
+        """Arguments with the limit of the host; where they have one of the device, that is by name."""
+        if "memory={" in arguments or not arguments:
+            return arguments
+        device_bytes = re.search(r"memory=([0-9]+)", arguments)
+        if device_bytes is None:
+            return f"{arguments}, memory={Limit(host_bytes=self.limit.host_bytes).given!r}"
+        return arguments.replace(device_bytes[0], f"memory={self.limit.within(int(device_bytes[1])).given!r}")
 
 
 def _letting_go(how_far: str, point: FrontierPoint, report: CostReport, arguments: str) -> Remedy:
@@ -296,12 +322,12 @@ def _order_alone(report: CostReport, arguments: str) -> Remedy:
     return Remedy("order alone", report.order_peak_bytes, us / report.order_us - 1, arguments)
 
 
-def _within(report: CostReport, memory_bytes: int, memory: int | str | None) -> Remedy | None:
+def _within(report: CostReport, memory_bytes: int, arguments: str) -> Remedy | None:
     """The fastest way to so many bytes."""
     if report.order_peak_bytes <= memory_bytes:
-        return _order_alone(report, f"memory={memory!r}")
+        return _order_alone(report, arguments)
     fitting = [each for each in report.frontier if each.peak_bytes <= memory_bytes]  # the last is the fastest
-    return _letting_go("as little as does", fitting[-1], report, f"memory={memory!r}") if fitting else None
+    return _letting_go("as little as does", fitting[-1], report, arguments) if fitting else None
 
 
 def _halved(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int | None) -> Remedy | None:
@@ -315,7 +341,7 @@ def _halved(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], mem
     count = 2 * program.accumulate
     # Twice as many operators: exact search would take most of the time, to make an estimate a little better.
     solver = Best() if isinstance(maker.settings.solver, Auto) else maker.settings.solver
-    settings = dataclasses.replace(maker.settings, limit=Limit(), solver=solver)
+    settings = dataclasses.replace(maker.settings, limit=dataclasses.replace(maker.settings.limit, latency=None), solver=solver)
     capturing = dataclasses.replace(maker.capturing, program=dataclasses.replace(program, accumulate=count))
     halved = dataclasses.replace(maker, capturing=capturing, settings=settings)
     try:
@@ -333,7 +359,8 @@ def _halved(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], mem
 
 def _within_or_least(maker: StepMaker, args: tuple[Any, ...], kwargs: dict[str, Any], memory_bytes: int) -> int:
     """The peak of a plan within so many bytes, else the least that was found."""
-    within = dataclasses.replace(maker, settings=dataclasses.replace(maker.settings, limit=Limit(Memory(memory_bytes))))
+    limit = maker.settings.limit.within(memory_bytes)
+    within = dataclasses.replace(maker, settings=dataclasses.replace(maker.settings, limit=limit))
     try:
         return within.plan_of_most_steps(args, kwargs)[1].peak_bytes
     except BudgetError as error:

@@ -303,7 +303,7 @@ class StepMaker:
 
 
 def _variant(captured: CapturedStep, plan: Plan, premises: Premises, trains: bool) -> Variant:
-    return Variant.of(captured, plan, premises, trains, lambda: plan)
+    return Variant.of(captured, plan, premises, trains, lambda: plan, plan.host_bytes)
 
 
 def _planner(programs: Sequence[CapturedProgram]) -> Planner:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments
+from lowtide.api.arguments import check_arguments, check_memories, check_scaler
 from lowtide.api.captures import Captures
-from lowtide.api.options import Training
+from lowtide.api.options import Run, Training
 from lowtide.base.garbage import collected_seldom
 from lowtide.base.messages import bytes_text, time_text
 from lowtide.base.stages import Stages, wants_progress
@@ -24,6 +24,7 @@ from lowtide.cuda.absent import assumptions
 from lowtide.plan.snapshot import kind_text
 from lowtide.planning.machine import Machine
 from lowtide.planning.needs import CardNeed, needs_of
+from lowtide.planning.request import Limit, MemoryLimits
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import AUTO
@@ -73,19 +74,24 @@ class Needs:
 
     def __str__(self) -> str:
         rows = [("card", "memory", "usable", "", "a step"), *self.rows()]
-        table = [f"{card:<10}{memory:>12}{usable:>12}  {verdict:<24}{time:>11}".rstrip() for card, memory, usable, verdict, time in rows]
+        width = max(24, max(len(verdict) for _, _, _, verdict, _ in rows) + 2)
+        table = [
+            f"{card:<10}{memory:>12}{usable:>12}  {verdict:<{width}}{time:>11}".rstrip() for card, memory, usable, verdict, time in rows
+        ]
         return "\n".join([self.headline, self.kinds, "", *table, "", self.assumed])
 
 
 @collected_seldom()
 def needs(
     model: nn.Module, batch: Any, *, loss: Callable[..., Any] | None = None, optimizer: torch.optim.Optimizer | None = None,
-    cards: Sequence[str | Device] = CARDS, training: Training = Training(),
+    cards: Sequence[str | Device] = CARDS, training: Training = Training(), memory: MemoryLimits = None, run: Run = Run(),
 ) -> Needs:  # fmt: skip
     """What a training step, or an inference call, needs on GPUs that need not be here: by card, whether it fits and how.
 
     model, batch, loss, optimizer, training: as for `lowtide.optimize`; a model on the meta device takes no memory.
     cards: names that `lowtide devices` lists, or `lowtide.Device` values.
+    memory: `{"host": "48GiB"}`: what copies may pin of the host. The device's is what a card has.
+    run: only `swap` and `swap_state` matter here. What is swapped lies on the card between steps, all the same.
 
     The program is followed once, as it would run on the largest of the cards. Times are by the cards' rates, and operators' own
     temporaries are not counted. Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError for a card that is none.
@@ -98,6 +104,13 @@ def needs(
         if not isinstance(each, Device) or not each.memory_bytes:
             raise ValueError(f"cards: expected GPUs, whose memory is known, got {getattr(each, 'name', each)!r}")
     devices.sort(key=lambda each: each.memory_bytes)
+    limit = Limit.of(memory)
+    if limit.memory is not None:
+        raise ValueError(
+            f'memory: expected a limit of the host alone, such as {{"host": "48GiB"}}, as cards are the others; got {memory!r}'
+        )
+    check_scaler(training.scaler, optimizer, run.swap_state)
+    check_memories(limit, torch.device("cuda"), devices[-1], swap=run.swap)
     trained = torch_optimizer(optimizer)
     args, kwargs = positional_and_keyword(batch)
     target, largest = torch.device("cuda"), devices[-1]
@@ -107,14 +120,14 @@ def needs(
         program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
     stages = Stages(None, wants_progress(None))
     captures = Captures(model, program, target, stages, machine=largest)
-    machine = Machine(str(target), largest, False, True, stages)
+    machine = Machine(str(target), largest, False, run.swap, stages)
     compile_ahead(AUTO, limited=True)
     with machine.laboratory(captures.trains) as laboratory:
         captured = captures.programs(args, kwargs, laboratory)[-1]
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up_planning(AUTO, limited=True)
         with stages.stage("order", f"ordering {len(captured.graph.nodes)} operators, and fitting them on {len(devices)} cards"):
-            program_needs = needs_of(captured, machine, devices, laboratory)
+            program_needs = needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=run.swap_state)
     peak = program_needs.eager.peak
     return Needs(
         parameters=sum(each.numel() for each in model.parameters()),

@@ -13,6 +13,7 @@ from lowtide.api.arena import StepArena
 from lowtide.api.arguments import (
     check_arguments,
     check_kernels,
+    check_memories,
     check_scaler,
     check_swapping,
     device_of,
@@ -35,7 +36,7 @@ from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
 from lowtide.planning.replan import SavedStep
-from lowtide.planning.request import Limit, Memory
+from lowtide.planning.request import Limit, Memory, MemoryLimits
 from lowtide.ranges.save import WrittenRange, is_range, read_range
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto
@@ -89,7 +90,7 @@ def optimize(
     *,
     loss: Callable[..., Any] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    memory: int | str | None = None,
+    memory: MemoryLimits = None,
     latency: float | None = None,
     exact: bool = True,
     plan: Plan | str | os.PathLike[str] | None = None,
@@ -117,7 +118,7 @@ def optimize(
     memory: the most that the step may take at its peak, including all that the caller holds. It is bytes, "8GiB", or "60%" of the peak of
         the program as it stands. If order alone is not enough, as few tensors as possible are evicted and restored. They are recomputed,
         or copied to the host and back (see `Run(swap=...)`). Random operators and updates are never repeated, and all numbers stay the
-        same to the last bit.
+        same to the last bit. `{"cuda": "24GiB", "host": "48GiB"}` also limits what these copies may pin of the host's memory, in bytes.
     latency: the most that a step may take, as a multiple of its time without recomputation. The peak is then as small as was found.
     exact: eager's numbers, to the last bit. False also allows rewrites that round differently, if they save memory. Under a limit, sets
         of operators run part by part. Products are added up as they are made. At inference, batch norms are folded into convolutions and
@@ -155,6 +156,7 @@ def optimize(
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     machine = planning.machine
     target = device_of(model, planning.device, machine)
+    check_memories(limit, target, machine, swap=run.swap, varies=dynamic is not None)
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:

@@ -32,6 +32,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.shapes.dimension import FIXED, Dimensions, Varying
 from lowtide.plan.plan import Plan
+from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
 from lowtide.planning.request import Limit, Memory
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
@@ -80,6 +81,10 @@ class RangeMaker:
     @property
     def capturing(self) -> Captures:
         return self._maker.capturing
+
+    @property
+    def machine(self) -> Machine:
+        return self._maker.machine
 
     @property
     def settings(self) -> PlanningSettings:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arena import ArenaReport, StepArena
+from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen
@@ -32,7 +33,7 @@ from lowtide.errors import StepError
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
-from lowtide.planning.request import Limit, sweeps_of
+from lowtide.planning.request import Limit, MemoryLimits, sweeps_of
 from lowtide.report import save as save_report
 from lowtide.report import svg
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
@@ -101,7 +102,9 @@ class Step:
     def plan(self) -> Plan:
         """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
         plan = self._families[0].variants[-1].plan
-        return dataclasses.replace(plan, measured_peak_bytes=None if self._measured is None else self._measured.peak_bytes)
+        if self._measured is None:
+            return dataclasses.replace(plan, measured_peak_bytes=None, measured_pinned_bytes=None)
+        return dataclasses.replace(plan, measured_peak_bytes=self._measured.peak_bytes, measured_pinned_bytes=self._measured.pinned_bytes)
 
     @property
     def frontier(self) -> tuple[FrontierPoint, ...]:
@@ -118,15 +121,18 @@ class Step:
         ranged = self._others.range
         return [] if ranged is None else ranged.lines
 
-    def at(self, memory: int | str | None = None, *, latency: float | None = None, effort: str | None = None) -> Step:
+    def at(self, memory: MemoryLimits = None, *, latency: float | None = None, effort: str | None = None) -> Step:
         """A step of the same program under another limit, or under none; this one stays as it is. Limits are those of `optimize`.
 
         If this step has a limit, too, its search answers at once; another `effort` looks further. A smaller limit never gives a higher
-        peak, a larger one never a slower program. Both steps work on the same model and optimizer: call either. Raises BudgetError if
-        nothing fits.
+        peak, a larger one never a slower program, nor does one of the host's memory. Both steps work on the same model and optimizer: call
+        either. Raises BudgetError if nothing fits.
         """
         sweeps = () if effort is None else sweeps_of(effort, None)
-        maker, family = self._maker.at(Limit.of(memory, latency), self._families[0], sweeps)
+        limit, machine = Limit.of(memory, latency), self._maker.machine
+        varies = self._others.range is not None
+        check_memories(limit, self._maker.capturing.device, machine.simulated, swap=machine.swap, varies=varies)
+        maker, family = self._maker.at(limit, self._families[0], sweeps)
         return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._others.policy, self._others.seen, self._policy)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
@@ -290,7 +296,8 @@ class Step:
         self.empty_arena()  # it is a part of what the run takes
         taken = measure_memory(lambda: done.append(self._run(variant, inputs, now)), device)
         resident_bytes = variant.plan.resident_bytes
-        self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes)
+        pinned_bytes = 0 if variant.program.host is None else variant.program.host.taken_bytes
+        self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes, pinned_bytes)
         self._caller.end_step(done[-1][1])
         return self._measured
 

@@ -103,14 +103,22 @@ class Variant:
     networks: Mapping[str, NetworkCalls] = field(default_factory=dict, compare=False)  # that run its regions, by first result
 
     @classmethod
-    def of(cls, captured: CapturedStep, decision: Decision, premises: Premises, gradients: bool, planned: Callable[[], Plan]) -> Variant:
-        """The program that does what was decided, as `planned` tells it."""
+    def of(
+        cls,
+        captured: CapturedStep,
+        decision: Decision,
+        premises: Premises,
+        gradients: bool,
+        planned: Callable[[], Plan],
+        host_bytes: int | None = None,
+    ) -> Variant:
+        """The program that does what was decided, as `planned` tells it, with so many pinned bytes of the host at most."""
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
         check = InputCheck.of(captured.graph, captured.slots)
         networks = runners(decision.graph)
-        program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)})
+        program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)}, host_bytes)
         settings = SettingsCheck.of(captured.graph, captured.slots)
         return cls(captured, decision, planned, program, premises, check, settings, networks=networks)
 

@@ -31,6 +31,7 @@ class MeasuredStep:
     peak_bytes: int  # with what is resident
     resident_bytes: int  # of it what the caller holds throughout: parameters, buffers, optimizer state, the batch
     end_bytes: int  # what the step left, with its results, beside what was there
+    pinned_bytes: int = 0  # of the host: the buffers that its copies there were given
 
     @property
     def above_bytes(self) -> int:

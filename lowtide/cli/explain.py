@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
 
@@ -26,7 +26,7 @@ def explain_command(
     on: Annotated[str | None, typer.Option(help="with --fake: the device to be followed on, cpu by default; cuda needs no GPU")] = None,
     fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": the model takes no memory')] = False,
     memory: Annotated[
-        str | None, typer.Option(metavar="AMOUNT", help="what it is to fit in: bytes with a unit (8GiB), or a share of its own peak (60%)")
+        str | None, typer.Option(metavar="AMOUNT", help="what it is to fit in: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB")
     ] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="micro-batches")] = 1,
     device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
@@ -54,7 +54,7 @@ def explain_command(
                     work.batch,
                     loss=work.loss,
                     optimizer=work.optimizer,
-                    memory=memory,
+                    memory=memory_limits(memory),
                     training=Training(accumulate=accumulate),
                     shapes=Shapes(dynamic=dynamic_of(dynamic)),
                     planning=Planning(effort=effort, device=on, simulate=device),

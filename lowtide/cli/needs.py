@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
@@ -27,11 +27,15 @@ def needs_command(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="amp (float32 weights, bfloat16 autocast; the default), bfloat16 or float32")] = None,
     cards: Annotated[str | None, typer.Option(help="names that `lowtide devices` lists, with commas between")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="host=AMOUNT", help="what copies may pin of the host: host=48GiB")] = None,
+    swap: Annotated[bool, typer.Option(help="let tensors go to the host and back")] = True,
+    swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too, within a step")] = False,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
 ) -> None:
     """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed."""
     from lowtide.api.needs import needs
+    from lowtide.api.options import Run
     from lowtide.cli.workload import builder, users_code
     from lowtide.cost.presets import CARDS
     from lowtide.integrations.architectures import Setting, named_model
@@ -52,6 +56,8 @@ def needs_command(
                     loss=work.loss,
                     optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
+                    memory=memory_limits(memory),
+                    run=Run(swap=swap, swap_state=swap_state),
                 )
         title = f"{_called(model)}: {what}"
         if json_out is not None:

@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
     from lowtide.api.compare import Comparison
     from lowtide.api.step import Step
     from lowtide.cost.device import Device
+    from lowtide.planning.request import MemoryLimits
 
 
 def optimize_command(
@@ -24,7 +25,10 @@ def optimize_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="AMOUNT", help="the most the step may take: bytes with a unit (8GiB), or a share of its own peak (60%)"),
+        typer.Option(
+            metavar="AMOUNT",
+            help="the most the step may take: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB",
+        ),
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
@@ -55,7 +59,8 @@ def optimize_command(
     from lowtide.api.options import Planning, Run, Shapes
     from lowtide.cli.workload import builder, dynamic_of, users_code
 
-    _check_limits(memory, latency, effort)
+    limits = memory_limits(memory)
+    _check_limits(limits, latency, effort)
     if swap_state and not swap:
         refuse("--swap-state and --no-swap: expected one of them, got both")
     machine = _machine(device, simulate)
@@ -73,7 +78,7 @@ def optimize_command(
                     workload.batch,
                     loss=workload.loss,
                     optimizer=workload.optimizer,
-                    memory=memory,
+                    memory=limits,
                     latency=latency,
                     exact=exact,
                     shapes=shapes,
@@ -94,15 +99,13 @@ def optimize_command(
         _show(step, compared)
 
 
-def _check_limits(memory: str | None, latency: float | None, effort: str) -> None:
-    from lowtide.planning.request import Effort, Memory, checked_latency
+def _check_limits(memory: MemoryLimits, latency: float | None, effort: str) -> None:
+    from lowtide.planning.request import Effort, Limit, checked_latency
 
     try:
         Effort.of(effort)
         checked_latency(latency)
-        if memory is not None:
-            Memory.of(memory)
-        if memory is not None and latency is not None:
+        if Limit.of(memory).memory is not None and latency is not None:
             refuse("--memory and --latency: expected one limit or none, got both")
     except ValueError as error:
         refuse(error)
@@ -148,6 +151,8 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         "eager_peak_bytes": plan.eager_peak_bytes,
         "peak_bytes": plan.peak_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
+        "pinned_bytes": plan.pinned_bytes,
+        "host_bytes": plan.host_bytes,
         "status": plan.status,
         "seconds": step.seconds,
     }
@@ -155,5 +160,6 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         figures["peak"] = asdict(plan.peak)
     if plan.cost_report is not None:
         figures |= {"time_us": plan.cost_report.time_us, "order_us": plan.cost_report.order_us, "recomputed": plan.cost_report.recomputed}
+        figures |= {"host_frontier": plan.cost_report.host_frontier}
         figures |= {"frontier": plan.cost_report.frontier, "evictions": [asdict(eviction) for eviction in plan.cost_report.evictions]}
     return figures | ({} if compared is None else compared.figures())

@@ -93,6 +93,17 @@ def _descriptors_aside() -> Iterator[None]:
         os.close(saved)
 
 
+def memory_limits(text: str | None) -> str | dict[str, int | str] | None:
+    """A limit as `--memory` has it: of one memory, or by name: "cuda=24GiB,host=48GiB". What is no limit is refused where it is read."""
+    if text is None or "=" not in text:
+        return text
+    pairs = [each.strip().partition("=") for each in text.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        refuse(f"--memory {text}: expected each memory once")
+    return {name: int(amount) if amount.strip().isdecimal() else amount for name, (_, _, amount) in zip(names, pairs, strict=True)}
+
+
 def exact_bytes(nbytes: int) -> str:
     return bytes_text(nbytes) if nbytes < 1024 else f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
 

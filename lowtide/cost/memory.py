@@ -10,6 +10,7 @@ takes over ends where the taker starts, so that at every step the bytes of the t
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.base.kernels import kernel
-from lowtide.errors import CheckError
+from lowtide.errors import CheckError, of_kind
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import offloaded_storages
@@ -327,6 +328,25 @@ class MemoryProfile:
             return None
         step = self.peak_step
         return Snapshot.of(graph, step, graph.nodes[order[step]], self.workspace_bytes[step], self.at(step))
+
+
+def pinned_bytes(graph: Graph, order: Sequence[int]) -> int:
+    """The bytes of all buffers on the host that a graph's copies are given, as `runtime.copies` makes them: powers of two.
+
+    A buffer is a copy's from its store to its last use, and then there for the next one of its size.
+    """
+    nodes = [graph.nodes[index] for index in order]
+    last = {value.storage: step for step, node in enumerate(nodes) for value in node.inputs if value.storage.kind is Kind.HOST}
+    used, most = Counter[int](), Counter[int]()
+    for step, node in enumerate(nodes):
+        for storage in {value.storage for value in (*node.results, *node.inputs) if value.storage.kind is Kind.HOST}:
+            size = 1 << max(of_kind(int, storage.nbytes) - 1, 0).bit_length()
+            if storage not in {value.storage for value in node.inputs}:
+                used[size] += 1
+                most[size] = max(most[size], used[size])
+            if last.get(storage, step) == step:
+                used[size] -= 1
+    return sum(size * count for size, count in most.items())
 
 
 def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footprint: Footprint, *, round_to: int = 1) -> MemoryProfile:

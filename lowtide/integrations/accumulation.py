@@ -19,14 +19,14 @@ from lowtide.api.step import Step
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.errors import CaptureError
-from lowtide.planning.request import Memory
+from lowtide.planning.request import Limit, MemoryLimits
 
 
 @dataclass(frozen=True)
 class FrameworkOptions:
     """What a user asks of `lowtide.optimize` by way of a framework."""
 
-    memory: int | str | None = None
+    memory: MemoryLimits = None
     dynamic: Mapping[Any, Any] | str | None = None  # of one batch, as `optimize` takes it
     further: Mapping[str, Any] = field(default_factory=dict)
 
@@ -41,9 +41,10 @@ class FrameworkOptions:
 
     def within_bytes_of(self, step: Step) -> FrameworkOptions:
         """The same with as many bytes as a share is of this step's own peak: every other step keeps to them, too."""
-        if self.memory is None:
+        limit = Limit.of(self.memory)
+        if limit.memory is None:
             return self
-        return replace(self, memory=Memory.of(self.memory).of_peak(step.plan.eager_peak_bytes))
+        return replace(self, memory=limit.within(limit.memory.of_peak(step.plan.eager_peak_bytes)).given)
 
 
 def _of_batch(dynamic: Mapping[Any, Any], at: int) -> list[tuple[str, dict[Any, Any]]]:

@@ -17,6 +17,7 @@ import torch
 from functorch.compile import aot_module_simplified
 from torch import fx
 
+from lowtide.api.arguments import check_memories
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.base.stages import Stages
@@ -30,7 +31,7 @@ from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
-from lowtide.planning.request import Limit, Memory, sweeps_of
+from lowtide.planning.request import Limit, Memory, MemoryLimits, sweeps_of
 from lowtide.rewrite.base import replace_nodes
 from lowtide.runtime.program import Program
 from lowtide.schedule import Auto
@@ -124,7 +125,7 @@ _TANGENT = "tangents"  # as AOTAutograd calls what the backward pass starts from
 class CompileOptions:
     """What `torch.compile(..., options=...)` may hold; all but `plan_callback` as for `lowtide.optimize`."""
 
-    memory: int | str | None = None  # of each graph that is trained, forward and backward pass, with all that they are given
+    memory: MemoryLimits = None  # of each graph that is trained, forward and backward pass, with all that they are given
     latency: float | None = None
     effort: str | None = None
     workspaces: bool = True
@@ -141,8 +142,7 @@ class CompileOptions:
     @property
     def for_inference(self) -> CompileOptions:
         """The same where there is no backward pass, and so nothing to compute again: a share is of what trains, bytes are bytes."""
-        limited = self.memory is not None and Memory.of(self.memory).share is None
-        return replace(self, memory=self.memory if limited else None, latency=None)
+        return replace(self, memory=Limit.of(self.memory).given, latency=None)
 
 
 def lowtide(module: fx.GraphModule, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
@@ -186,7 +186,9 @@ class _Joint:
         stages = Stages(None, False)
         capturing = _Capturing(module.eval(), None, device, stages, names=tuple(node.name for node in placeholders), count=count)
         machine = Machine(str(device), None, options.workspaces, False, stages)
-        settings = PlanningSettings(Limit.of(options.memory, options.latency), False, Auto(), sweeps_of(options.effort, None))
+        limit = Limit.of(options.memory, options.latency)
+        check_memories(limit, device, None, swap=False)
+        settings = PlanningSettings(limit, False, Auto(), sweeps_of(options.effort, None))
         with torch.no_grad():
             plan = _planned(StepMaker(capturing, machine, settings, None, stages), meta)
         if options.plan_callback is not None:

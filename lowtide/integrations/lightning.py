@@ -22,6 +22,7 @@ from lowtide.errors import CaptureError
 from lowtide.integrations import lightning_notes as notes
 from lowtide.integrations.accumulation import FrameworkOptions, FrameworkSteps
 from lowtide.integrations.lightning_notes import Notes, TrainerReads
+from lowtide.planning.request import MemoryLimits
 
 _OVER = "which are one program here: use on_before_optimizer_step of the module, which is captured with it, or do without"
 _NOT_OF_A_MODULE = {  # methods of a module that would do something else than the step does, or at another time
@@ -41,7 +42,7 @@ class LowtideStrategy(SingleDeviceStrategy):
     """A strategy for one device under which each update of the parameters is one step of lowtide."""
 
     def __init__(
-        self, memory: int | str | None = None, dynamic: Mapping[Any, Any] | str | None = None, optimize: Mapping[str, Any] | None = None,
+        self, memory: MemoryLimits = None, dynamic: Mapping[Any, Any] | str | None = None, optimize: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """`memory` and `dynamic` (of one batch) are those of `lowtide.optimize`, `optimize` is what else it is to be given.

@@ -25,6 +25,7 @@ from transformers.trainer_utils import has_length
 from lowtide.api.step import Step
 from lowtide.errors import CaptureError
 from lowtide.integrations.accumulation import FrameworkOptions, FrameworkSteps
+from lowtide.planning.request import MemoryLimits
 
 _COUNT = "num_items_in_batch"  # beside what the model gets of a batch
 _OWN_STEP = (
@@ -50,7 +51,7 @@ class LowtideMixin(Trainer):
             cls.__bases__ = (*others, _Updates)  # right before Trainer, behind every base that calls `super().training_step`
 
     def __init__(
-        self, *args: Any, memory: int | str | None = None, dynamic: Mapping[Any, Any] | str | None = None,
+        self, *args: Any, memory: MemoryLimits = None, dynamic: Mapping[Any, Any] | str | None = None,
         optimize: Mapping[str, Any] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """As the Trainer. `memory` and `dynamic` (of one batch) are those of `lowtide.optimize`, `optimize` is what else it is to be given.

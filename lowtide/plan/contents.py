@@ -143,6 +143,8 @@ class Contents:
     provenance: Provenance
     cost_report: CostReport | None = None  # where a limit was asked for
     peak: Snapshot | None = None  # the first step at the peak; None where there are no steps, or nobody asked
+    pinned_bytes: int = 0  # promised, of the host: of all buffers that copies there are given, which are kept from step to step
+    host_bytes: int | None = None  # the limit of that, where one was asked for
     granule_bytes: int = 1  # that the device's allocator rounds every request up to
     program: str = ""  # what it is for: `program_hash` of the captured program; "" where text cannot hold that
     node_us: tuple[float, ...] = ()  # by node, 0 for copies to the host and back; empty where no limit was asked for
@@ -151,4 +153,5 @@ class Contents:
     first_steps: tuple[Contents, ...] = ()  # plans of the step's other programs: those that make the optimizer's state
     algebra: tuple[RuleReport, ...] = ()  # what rules did to the graph, exact ones or not
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
+    measured_pinned_bytes: int | None = None  # what that run has had pinned on the host; not saved, either
     generated: tuple[GeneratedRegion, ...] = ()  # what its regions are on this machine; not saved, since another makes its own

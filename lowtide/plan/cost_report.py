@@ -138,6 +138,13 @@ class FrontierPoint(NamedTuple):
     time_us: float
 
 
+class HostPoint(NamedTuple):
+    """What a plan takes that keeps to the device's memory as this one does."""
+
+    pinned_bytes: int
+    time_us: float
+
+
 @dataclass(frozen=True, slots=True)
 class CostReport:
     """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
@@ -151,9 +158,11 @@ class CostReport:
     evictions: tuple[Eviction, ...] = ()  # every tensor that is evicted and restored, the largest first
     time_bound_us: float = 0.0  # no sequence of any graph that was tried takes less within the plan's peak; 0 where nothing is proven
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
+    host_frontier: tuple[HostPoint, ...] = ()  # what memory of the host buys within the device's, least first; none where nothing is pinned
 
     def rows(self) -> dict[str, Any]:
-        entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("evictions", "stopped")}
+        entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("evictions", "stopped", "host_frontier")}
+        entries |= {"host_frontier": self.host_frontier} if self.host_frontier else {}
         return (
             entries | {"evictions": [eviction.rows() for eviction in self.evictions]} | ({"stopped": self.stopped} if self.stopped else {})
         )
@@ -162,9 +171,7 @@ class CostReport:
 def cost_report_from(item: Any, graph: Graph) -> CostReport:
     """The cost report that `CostReport.rows` wrote, of this graph. Raises FormatError for what cannot be one."""
     fields.check_fields(_WHERE, item, set(CostReport.__slots__))
-    frontier, evictions = item.get("frontier"), item.get("evictions")
-    if not isinstance(frontier, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in frontier):
-        fields.refuse(_WHERE, "frontier", "a list of pairs", frontier)
+    evictions = item.get("evictions")
     if not isinstance(evictions, list):
         fields.refuse(_WHERE, "evictions", "a list", evictions)
     known, steps = specs_by_name(graph), len(graph.nodes)
@@ -174,11 +181,19 @@ def cost_report_from(item: Any, graph: Graph) -> CostReport:
         order_us=_number(_WHERE, item, "order_us"),
         order_peak_bytes=_count(_WHERE, item, "order_peak_bytes"),
         recomputed=_count(_WHERE, item, "recomputed"),
-        frontier=tuple(FrontierPoint(_count(_WHERE, {"bytes": peak}, "bytes"), _number(_WHERE, {"us": us}, "us")) for peak, us in frontier),
+        frontier=tuple(FrontierPoint(*pair) for pair in _bytes_and_times(item, "frontier")),
         evictions=tuple(_eviction(f"{_WHERE}: eviction {index}", eviction, known, steps) for index, eviction in enumerate(evictions)),
         time_bound_us=_number(_WHERE, item, "time_bound_us") if "time_bound_us" in item else 0.0,
         stopped=fields.string(_WHERE, item, "stopped") if "stopped" in item else "",
+        host_frontier=tuple(HostPoint(*pair) for pair in _bytes_and_times(item, "host_frontier")) if "host_frontier" in item else (),
     )
+
+
+def _bytes_and_times(item: dict[str, Any], name: str) -> list[tuple[int, float]]:
+    pairs = item.get(name)
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        fields.refuse(_WHERE, name, "a list of pairs", pairs)
+    return [(_count(_WHERE, {"bytes": nbytes}, "bytes"), _number(_WHERE, {"us": us}, "us")) for nbytes, us in pairs]
 
 
 def _eviction(where: str, item: Any, known: Mapping[str, StorageSpec], steps: int) -> Eviction:

@@ -13,8 +13,9 @@
 
 More fields are there where the plan knows of them: "peak", the step at the peak and what is held then (`Snapshot`); "eager", memory over
 the program as it stood (`Timeline`); "node_us", what each node takes, "issue_us", what it takes the host beside, and "cost_report" of a
-plan under a limit (`CostReport`); "algebra", what rules did to the graph (`RuleReport`); "first_steps", the plans of an optimizer's first
-steps, each an object like the whole. Tensors are [storage, bytes, start, end]: what else is known of a storage is in the graph.
+plan under a limit (`CostReport`); "pinned_bytes", what copies to the host have pinned there, and "host_bytes", the limit of that;
+"algebra", what rules did to the graph (`RuleReport`); "first_steps", the plans of an optimizer's first steps, each an object like the
+whole. Tensors are [storage, bytes, start, end]: what else is known of a storage is in the graph.
 
 "graph" holds the lines of `graph_text.to_text`. "program" is the hash of the captured program that the plan is for, see `program_hash`: a
 plan is used for no other. What graph and order come to is counted anew when a plan is read, and a promise that is not so is refused; the
@@ -48,6 +49,7 @@ from lowtide.plan.summary import one_line, summarize, table
 _FORMAT, _VERSION = "lowtide.plan", 4
 _TEXTS = ("program", "solver", "status")
 _PROMISES = ("resident_bytes", "peak_bytes", "eager_peak_bytes", "lower_bound_bytes", "granule_bytes")
+_OF_HOST = ("pinned_bytes", "host_bytes")  # where something is copied there, and where that has a limit
 _PER_NODE = ("order", "reuses", "workspace_bytes")
 _TIMES = ("node_us", "issue_us")  # by node too, where the plan knows of them
 _SECTIONS = ("peak", "eager", "cost_report")
@@ -68,6 +70,8 @@ def _entries(plan: Contents) -> dict[str, Any]:
     entries: dict[str, Any] = {"format": _FORMAT, "version": _VERSION} | {name: getattr(plan, name) for name in (*_TEXTS, *_PROMISES)}
     sections = ((name, getattr(plan, name)) for name in _SECTIONS)
     entries |= {name: section.rows() for name, section in sections if section is not None}
+    entries |= {"pinned_bytes": plan.pinned_bytes} if plan.pinned_bytes else {}
+    entries |= {} if plan.host_bytes is None else {"host_bytes": plan.host_bytes}
     entries |= {"provenance": asdict(plan.provenance)} | {name: list(getattr(plan, name)) for name in _PER_NODE}
     entries |= {name: list(getattr(plan, name)) for name in _TIMES if getattr(plan, name)}
     entries |= {"algebra": [report.rows() for report in plan.algebra]} if plan.algebra else {}
@@ -97,6 +101,8 @@ def _read(data: Any) -> Contents:
         status=fields.string("plan", data, "status"),
         solver=fields.string("plan", data, "solver"),
         provenance=_provenance(data),
+        pinned_bytes=_count(data, "pinned_bytes") if "pinned_bytes" in data else 0,
+        host_bytes=_count(data, "host_bytes", least=1) if "host_bytes" in data else None,
         granule_bytes=_count(data, "granule_bytes", least=1),
         program=fields.string("plan", data, "program"),
         node_us=_times(data, "node_us", graph),
@@ -123,7 +129,7 @@ def _check_format(data: Any) -> None:
         raise FormatError(f'plan: expected a JSON object with "format": "{_FORMAT}"')
     if fields.integer("plan", data, "version") != _VERSION:
         raise FormatError(f"plan: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plan again")
-    known = {"format", "version", "provenance", "graph", *_TIMES, "first_steps", "algebra", SEAL}
+    known = {"format", "version", "provenance", "graph", *_TIMES, "first_steps", "algebra", *_OF_HOST, SEAL}
     fields.check_fields("plan", data, known | {*_TEXTS, *_PROMISES, *_PER_NODE, *_SECTIONS})
 
 

@@ -1,6 +1,7 @@
 """Do a plan's promises follow from its graph, order and reuses? Counted anew, storage by storage; shares no code with the cost model.
 
 At each step: the bytes of all storages that live then, and the workspace of the node that runs. What the caller holds is there throughout.
+On the host, of each power of two: as many buffers as copies of that size ever live at once, each from its store to the last use.
 
 What the body of a loop makes for itself at its highest, counted anew; shares no code with the cost model. A part's nodes run in program
 order. A storage lives from the node that makes it to the last that uses it; a node that may work in the memory of inputs does so in the
@@ -82,6 +83,11 @@ def _untrue(plan: Contents, counted: _Counted) -> Iterator[str]:
     for name, stated, nbytes in (("resident_bytes", plan.resident_bytes, owned), ("peak_bytes", plan.peak_bytes, peak)):
         if stated != nbytes:
             yield f"expected {name!r} to be {nbytes}, which is what graph, order and reuses come to, got {stated}"
+    pinned_bytes = _pinned_bytes(plan.graph, plan.order)
+    if plan.pinned_bytes != pinned_bytes:
+        yield f"expected 'pinned_bytes' to be {pinned_bytes}, which is what its copies on the host come to, got {plan.pinned_bytes}"
+    if plan.host_bytes is not None and pinned_bytes > plan.host_bytes:
+        yield f"expected 'host_bytes' to be {pinned_bytes}, which are pinned, or more, got {plan.host_bytes}"
     if not counted.resident_bytes <= bound <= peak:
         yield f"expected 'lower_bound_bytes' from {counted.resident_bytes} to {peak}, got {bound}"
     if owned > plan.eager_peak_bytes:
@@ -158,6 +164,27 @@ class _Counted:
 
     def bytes_of(self, storage: Storage) -> int:
         return -(-of_kind(int, storage.nbytes) // self.granule_bytes) * self.granule_bytes
+
+
+def _pinned_bytes(graph: Graph, order: Sequence[int]) -> int:
+    spans: dict[Storage, list[int]] = {}
+    for step, index in enumerate(order):
+        node = graph.nodes[index]
+        for value in (*node.results, *node.inputs):
+            if value.storage.kind is Kind.HOST:
+                spans.setdefault(value.storage, [step, step])[1] = step
+    total = 0
+    for size in {_power_of_two(storage) for storage in spans}:
+        alike = [span for storage, span in spans.items() if _power_of_two(storage) == size]
+        total += size * max(sum(start <= first <= end for start, end in alike) for first, _ in alike)
+    return total
+
+
+def _power_of_two(storage: Storage) -> int:
+    size = 1
+    while size < of_kind(int, storage.nbytes):
+        size *= 2
+    return size
 
 
 def _owned(graph: Graph) -> frozenset[Storage]:

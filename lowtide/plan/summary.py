@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from lowtide.base.messages import bytes_text, less_text, op_text, time_text
 from lowtide.errors import CheckError, of_kind
 from lowtide.ir.bodies import Loop, is_loop
-from lowtide.ir.graph import Node
+from lowtide.ir.graph import Kind, Node
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.table import row_of
 from lowtide.plan.contents import Contents
@@ -189,6 +189,7 @@ def _flops(node: Node) -> int:
 __all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
 
 _TENSORS, _EVICTIONS = 5, 7  # lines of each
+_HOST_POINTS = 4  # of what the host's memory buys
 _LEAST_GAP = 1e-5  # share of the time below which a gap is the rounding of sums
 _LEAST_SHARE = 1e-3  # share of the time from which on a rest is told
 
@@ -202,6 +203,8 @@ def summarize(plan: Contents) -> str:
         ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
         ("no order needs less than", "", bytes_text(plan.lower_bound_bytes), _gap(plan)),
     ]
+    if plan.pinned_bytes or plan.host_bytes is not None:
+        rows.append(("pinned on the host", "", bytes_text(plan.pinned_bytes), _pinned(plan)))
     if plan.cost_report is not None:
         rows.append(("promised time", "", time_text(plan.cost_report.time_us), _slower(plan.cost_report)))
         if plan.cost_report.time_bound_us:
@@ -215,6 +218,7 @@ def summarize(plan: Contents) -> str:
     table += list(map(_rule_line, plan.algebra))
     if plan.cost_report is not None:
         table += eviction_lines(plan.cost_report, plan.provenance.device)
+        table += _host_lines(plan.cost_report)
         table += (
             [f"the search was ended early ({plan.cost_report.stopped}): with more time it may find better"]
             if plan.cost_report.stopped
@@ -319,6 +323,25 @@ def _saving(plan: Contents) -> str:
 
 def _measured(plan: Contents) -> str:
     return "not yet" if plan.measured_peak_bytes is None else bytes_text(plan.measured_peak_bytes)
+
+
+def _pinned(plan: Contents) -> str:
+    """When something is there, what a run has had, and what the limit was."""
+    steps = [step for step, index in enumerate(plan.order) for value in plan.graph.nodes[index].results if value.storage.kind is Kind.HOST]
+    when = f"from step {steps[0]} on" if steps else ""
+    measured = "" if plan.measured_pinned_bytes is None else f"measured {bytes_text(plan.measured_pinned_bytes)}"
+    limit = "" if plan.host_bytes is None else f"of {bytes_text(plan.host_bytes)} that may be"
+    return ", ".join(filter(None, (limit, when, measured)))
+
+
+def _host_lines(report: CostReport) -> list[str]:
+    """What the host's memory buys: nothing of it, all that is of use, and the one in the middle."""
+    points = report.host_frontier
+    places = sorted({round(piece * (len(points) - 1) / (_HOST_POINTS - 1)) for piece in range(_HOST_POINTS)}) if points else []
+    if not points or not report.order_us:
+        return []
+    rows = ", ".join(f"{bytes_text(points[at].pinned_bytes)} {points[at].time_us / report.order_us - 1:+.1%}" for at in places)
+    return [f"time within this memory by what is pinned on the host: {rows}"]
 
 
 def _gap(plan: Contents) -> str:

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from lowtide.cost.memory import order_problem, profile_of, simulate
 from lowtide.ir.graph import Graph
-from lowtide.plan.cost_report import FrontierPoint
+from lowtide.plan.cost_report import FrontierPoint, HostPoint
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carrier import carried
-from lowtide.planning.request import Budget, Request, in_turn
+from lowtide.planning.request import NO_LIMIT, Budget, Request, in_turn
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
-from lowtide.remat.cost import cost_of
 from lowtide.remat.explain import evictions_of
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.seeds import Seeds
@@ -49,8 +48,7 @@ class CandidateArchive:
         orders = tuple(each.orders(problem, request.solver, request.granule_bytes) for each, problem in pairs)
         archive = Archive()
         for which, sequence in ((which, sequence) for which, of in enumerate(orders) for sequence in of):
-            cost = cost_of(problems[which], sequence)
-            archive.add(Point(cost.peak_bytes, cost.time_us, which, sequence))
+            archive.add(Point.of(problems[which], which, sequence))
         return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)
 
     def by(self, sweeps: Sequence[Sweep], listener: SweepListener | None = None) -> CandidateArchive:
@@ -65,18 +63,18 @@ class CandidateArchive:
             if known.stopped:
                 return known
         # All that was asked for is there; what was stopped was another question's.
-        return dataclasses.replace(known, archive=Archive(list(known.archive.points), known.archive.states)) if known.stopped else known
+        return dataclasses.replace(known, archive=known.archive.copy()) if known.stopped else known
 
     def _and(self, sweep: Sweep, more: Archive) -> CandidateArchive:
-        merged = Archive(list(self.archive.points), self.archive.states)
+        merged = self.archive.copy()
         merged.merge(more)
         whole = not more.interrupted and not more.out_of_time
         return dataclasses.replace(self, archive=merged, done=(*self.done, _without_cap(sweep)) if whole else self.done)
 
     def and_known(self, other: CandidateArchive) -> CandidateArchive:
         """With all that is known elsewhere of the same program, too."""
-        merged = Archive(list(self.archive.points), max(self.archive.states, other.archive.states))
-        for point in other.archive.points:
+        merged = self.archive.copy(max(self.archive.states, other.archive.states))
+        for point in other.archive.all_points:
             merged.add(point)
         return dataclasses.replace(self, archive=merged, done=(*self.done, *(sweep for sweep in other.done if sweep not in self.done)))
 
@@ -96,21 +94,45 @@ class CandidateArchive:
         return "interrupted" if self.archive.interrupted else "max_seconds" if self.archive.out_of_time else ""
 
     def within(self, budget: Budget) -> Point | None:
-        """The fastest within the memory, or the leanest within the time; None where nothing fits."""
-        if budget.memory_bytes is not None:
-            return next((each for each in reversed(self.frontier) if each.peak_bytes <= budget.memory_bytes), None)
-        assert budget.latency is not None, "one of them is the limit"
-        most_us = budget.latency * self.order_us * _SAME
-        return next((each for each in self.frontier if each.time_us <= most_us), None)
+        """The fastest within the memory, or the leanest within the time; None where nothing fits. Of equals the one that pins least."""
+        frontier, most_bytes = self.frontier_pinning(budget.host_bytes), budget.memory_bytes
+        if most_bytes is not None:
+            point = next((each for each in reversed(frontier) if each.peak_bytes <= most_bytes), None)
+        else:
+            assert budget.latency is not None, "one of them is the limit"
+            most_us = budget.latency * self.order_us * _SAME
+            point = next((each for each in frontier if each.time_us <= most_us), None)
+        return point and self._pinning_least(point, point.peak_bytes if most_bytes is None else most_bytes)
+
+    def _pinning_least(self, point: Point, memory_bytes: int) -> Point:
+        """What is no slower than a point, within so many bytes, and pins less than all else that is; the point itself if nothing does."""
+        as_good = (each for each in self.archive.all_points if each.peak_bytes <= memory_bytes and each.time_us <= point.time_us * _SAME)
+        return min(as_good, key=lambda each: (each.pinned_bytes, each is not point), default=point)
 
     @property
     def frontier(self) -> list[Point]:
         """The points that are faster than all leaner ones, and by more than sums are rounded; the leanest first."""
+        return self.frontier_pinning(None)
+
+    def frontier_pinning(self, host_bytes: int | None) -> list[Point]:
+        """The same of the points that pin no more than so many bytes on the host."""
         points: list[Point] = []
-        for point in self.archive.points:
+        for point in self.archive.points if host_bytes is None else self.archive.pinning(host_bytes):
             if not points or point.time_us * _SAME < points[-1].time_us:
                 points.append(point)
         return points
+
+    def host_frontier(self, memory_bytes: int) -> tuple[HostPoint, ...]:
+        """What the host's memory buys within so many bytes of the device: what is faster than all that pins less, that first.
+
+        Empty where nothing is within them, or nothing is pinned.
+        """
+        points: list[HostPoint] = []
+        fitting = (each for each in self.archive.all_points if each.peak_bytes <= memory_bytes)
+        for each in sorted(fitting, key=lambda each: (each.pinned_bytes, each.time_us)):
+            if not points or each.time_us * _SAME < points[-1].time_us:
+                points.append(HostPoint(each.pinned_bytes, each.time_us))
+        return tuple(points) if any(each.pinned_bytes for each in points) else ()
 
     @property
     def leanest(self) -> Point:
@@ -126,8 +148,8 @@ class CandidateArchive:
         bound_us = min(TimeBound(problem).us(peak_bytes) for problem in self.problems)
         return bound_us if math.isfinite(bound_us) else 0.0
 
-    def plan(self, point: Point, by_order: Plan) -> Plan:
-        """A point as a plan, not yet checked; `by_order` is the one without recomputation."""
+    def plan(self, point: Point, by_order: Plan, budget: Budget = NO_LIMIT) -> Plan:
+        """A point as a plan within a budget, not yet checked; `by_order` is the one without recomputation."""
         candidate = self.candidates[point.problem]
         done = rematerialise(candidate.graph, point.sequence.tolist())
         sizes = tuple(map(int, done.of_origins(candidate.workspace_bytes, 0)))
@@ -153,7 +175,8 @@ class CandidateArchive:
                 order_us=self.order_us,
                 order_peak_bytes=by_order.peak_bytes,
                 recomputed=len(done.recomputed),
-                frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self.frontier),
+                frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self.frontier_pinning(budget.host_bytes)),
+                host_frontier=self.host_frontier(max(point.peak_bytes, budget.memory_bytes or 0)),
                 time_bound_us=self._bound_us(point.peak_bytes),
                 evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
                 stopped=self.stopped,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from lowtide.ir.graph import Graph, Node
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point
-from lowtide.remat.cost import cost_of, first_wrong
+from lowtide.remat.cost import first_wrong
 from lowtide.remat.eviction import evict
 from lowtide.remat.neighbours import RULES
 from lowtide.remat.offload import movable_storages
@@ -61,8 +62,9 @@ class Carrier:
         points = [_point(self.target, runs, at)]
         plain = self.target.codes.runs_in(runs)
         rules = [*([] if point.recipe is None else [point.recipe.weights]), *RULES]
-        for weights in rules if points[0].peak_bytes > point.peak_bytes else ():
-            repaired = evict(self.target, plain, point.peak_bytes, weights)
+        ways = product((point.pinned_bytes, None), rules) if points[0].peak_bytes > point.peak_bytes else ()
+        for pinned_bytes, weights in ways:
+            repaired = evict(self.target, plain, point.peak_bytes, weights, pinned_bytes=pinned_bytes)
             if repaired is not None:
                 return [*points, _point(self.target, repaired.sequence, at)]
         return points
@@ -145,14 +147,13 @@ def _same_storages(one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
 
 
 def _point(problem: RematProblem, runs: Ints, at: int) -> Point:
-    cost = cost_of(problem, runs)
-    return Point(cost.peak_bytes, cost.time_us, at, runs)
+    return Point.of(problem, at, runs)
 
 
 def carried(source: Problems, archive: Archive, target: Problems) -> Archive:
     """All points of an archive over a program's graphs, for the graphs of its sibling."""
     carried_archive = Archive(interrupted=archive.interrupted, out_of_time=archive.out_of_time)
-    for point in carried_points(source, archive.points, target):
+    for point in carried_points(source, list(archive.all_points), target):
         carried_archive.add(point)
     return carried_archive
 

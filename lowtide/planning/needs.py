@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from lowtide.base.messages import bytes_text
 from lowtide.cost.device import Device
 from lowtide.cost.laboratory import Laboratory
 from lowtide.planning.archive import CandidateArchive
@@ -41,14 +42,16 @@ class CardNeed:
     time_us: float | None  # of a step within it, by the card's rates; None where it does not fit
     slower: float | None  # than with memory without end, as a share of the time
     least_bytes: int | None  # the leanest plan found for this card; None where nothing had to be looked for
+    pinned_bytes: int = 0  # of the host, by the plan that fits
 
     @property
     def verdict(self) -> str:
-        """In words: "fits", "fits in another order", "fits, 12% slower", "does not fit"."""
+        """In words: "fits", "fits in another order", "fits, 12% slower, 3.00 GiB of the host", "does not fit"."""
         if self.fit is Fit.NOT or self.slower is None:
             return "does not fit"
         how = {Fit.BY_ORDER: " in another order", Fit.SLOWER: f", {self.slower:.0%} slower"}
-        return f"fits{how.get(self.fit, '')}"
+        pinned = f", {bytes_text(self.pinned_bytes)} of the host" if self.pinned_bytes else ""
+        return f"fits{how.get(self.fit, '')}{pinned}"
 
 
 def usable_bytes(card: Device) -> int:
@@ -64,8 +67,18 @@ class Needed:
     cards: tuple[CardNeed, ...]
 
 
-def needs_of(captured: Captured, machine: Machine, cards: Sequence[Device], laboratory: Laboratory) -> Needed:
+def needs_of(
+    captured: Captured,
+    machine: Machine,
+    cards: Sequence[Device],
+    laboratory: Laboratory,
+    host_bytes: int | None = None,
+    *,
+    swap_state: bool = False,
+) -> Needed:
     """The program is rewritten and ordered once, and searched for those cards that it does not fit by order.
+
+    No more than `host_bytes` are pinned of the host; with `swap_state` parameters and optimizer state may go there within a step.
 
     The smallest card is always searched for, so that the least that was found is known.
     """
@@ -77,10 +90,11 @@ def needs_of(captured: Captured, machine: Machine, cards: Sequence[Device], labo
     eager, smallest, needs = candidates[0].eager(granule_bytes), min(card.memory_bytes for card in cards), []
     for card in cards:
         here = replace(machine, simulated=card)
-        timed, request = here.timed(captured, candidates, laboratory), _request(here, captured, granule_bytes)
+        timed = here.timed(captured, candidates, laboratory)
+        request = replace(_request(here, captured, granule_bytes), swap_state=swap_state)
         searched = card.memory_bytes == smallest or order_bytes > usable_bytes(card)
         archive = Planner([timed]).searched(request) if searched else CandidateArchive.bare(timed, request)
-        needs.append(_need(card, archive, searched, eager.peak_bytes, order_bytes))
+        needs.append(_need(card, archive, searched, eager.peak_bytes, order_bytes, host_bytes))
     return Needed(eager, order_bytes, tuple(needs))
 
 
@@ -89,10 +103,12 @@ def _request(machine: Machine, captured: Captured, granule_bytes: int) -> Reques
     return Request(provenance, Budget(latency=1.0), granule_bytes=granule_bytes, sweeps=Effort.QUICK.sweeps, links=links)
 
 
-def _need(card: Device, archive: CandidateArchive, searched: bool, eager_bytes: int, order_bytes: int) -> CardNeed:
+def _need(card: Device, archive: CandidateArchive, searched: bool, eager_bytes: int, order_bytes: int, host_bytes: int | None) -> CardNeed:
     usable = usable_bytes(card)
-    point = archive.within(Budget(memory_bytes=usable))
+    point = archive.within(Budget(memory_bytes=usable, host_bytes=host_bytes))
     fit = Fit.AS_IT_STANDS if eager_bytes <= usable else Fit.BY_ORDER if order_bytes <= usable else Fit.SLOWER if point else Fit.NOT
     time_us = None if fit is Fit.NOT else point.time_us if fit is Fit.SLOWER and point else archive.order_us
     slower = None if time_us is None else time_us / archive.order_us - 1
-    return CardNeed(card.name, card.memory_bytes, usable, fit, time_us, slower, archive.leanest.peak_bytes if searched else None)
+    least_bytes = archive.frontier_pinning(host_bytes)[0].peak_bytes if searched else None
+    pinned_bytes = point.pinned_bytes if fit is Fit.SLOWER and point else 0
+    return CardNeed(card.name, card.memory_bytes, usable, fit, time_us, slower, least_bytes, pinned_bytes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide.base.messages import warn
-from lowtide.cost.memory import profile_of, simulate, storage_bytes
+from lowtide.cost.memory import pinned_bytes, profile_of, simulate, storage_bytes
 from lowtide.errors import BudgetError, CheckError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.operators.nodes import offloaded_storages
@@ -16,7 +16,7 @@ from lowtide.plan.promises import untrue_promise
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.exchange import overlapped
-from lowtide.planning.refusal import refusal, refuse_impossible, split_loss_text
+from lowtide.planning.refusal import host_refusal, refusal, refuse_impossible, split_loss_text
 from lowtide.planning.request import Budget, ProgressWatch, Request
 from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep import SweepListener
@@ -74,6 +74,16 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
     return dataclasses.replace(plan, algebra=rule_reports(best.applied_rules, plan))
 
 
+def _within_host(plan: Plan, budget: Budget) -> Plan:
+    """The plan with what it pins on the host, checked."""
+    return checked(replace(plan, pinned_bytes=pinned_bytes(plan.graph, plan.order), host_bytes=budget.host_bytes))
+
+
+def _need(error: BudgetError) -> tuple[bool, int, int]:
+    """How much is needed: of the device before all, as no more of the host would do; of the host; of the device within that."""
+    return error.smallest_host_bytes is None, error.smallest_host_bytes or 0, error.smallest_peak_bytes
+
+
 class Planner:
     """Plans the programs of one step together, and keeps what was searched: what was found under one limit serves every other.
 
@@ -104,7 +114,9 @@ class Planner:
             except BudgetError as error:
                 refused.append(error)
         if refused:
-            raise max(refused, key=lambda error: error.smallest_peak_bytes)
+            worst = max(refused, key=_need)
+            worst.smallest_peak_bytes = max(each.smallest_peak_bytes for each in refused)  # which would do for all of them
+            raise worst
         return [*plans[:-1], replace(plans[-1], first_steps=tuple(plans[:-1]))]
 
     def plans_near(self, request: Request) -> list[Plan]:
@@ -112,7 +124,7 @@ class Planner:
         try:
             return self.plans(request)
         except BudgetError as error:
-            return self.plans_near(replace(request, budget=Budget(error.smallest_peak_bytes)))
+            return self.plans_near(replace(request, budget=Budget(error.smallest_peak_bytes, host_bytes=request.budget.host_bytes)))
 
     def peak_by_order_bytes(self, request: Request) -> int:
         """What the last program takes in the best order found for any of its graphs that cost no time; no plan is made of it."""
@@ -129,15 +141,23 @@ class Planner:
     def _plan(self, which: int, request: Request) -> Plan:
         by_order = ordered(self._candidates(which, replace(request, budget=Budget())), request)
         if not request.budget.is_limit:
-            return checked(overlapped(by_order, by_order.peak_bytes))
+            return _within_host(overlapped(by_order, by_order.peak_bytes), request.budget)
         searched = self._searched_for(which, request)
         point = searched.within(request.budget)
         if point is None:
-            assert request.budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
-            more = split_loss_text(self.programs[which][0].graph, request.budget.memory_bytes, request)
-            raise refusal(searched.plan(searched.leanest, by_order), request.budget.memory_bytes, more)
-        plan = searched.plan(point, by_order)
-        return checked(overlapped(plan, request.budget.memory_bytes or plan.peak_bytes))
+            raise self._refusal(which, request, searched, by_order)
+        plan = searched.plan(point, by_order, request.budget)
+        return _within_host(overlapped(plan, request.budget.memory_bytes or plan.peak_bytes), request.budget)
+
+    def _refusal(self, which: int, request: Request, searched: CandidateArchive, by_order: Plan) -> BudgetError:
+        """What is said where nothing that was found keeps to both limits: which memory is short."""
+        budget = request.budget
+        assert budget.memory_bytes is not None, "the fastest point of all is within any limit of time"
+        leanest = searched.plan(searched.frontier_pinning(budget.host_bytes)[0], by_order, budget)
+        more = split_loss_text(self.programs[which][0].graph, budget.memory_bytes, request)
+        if budget.host_bytes is not None and (without := searched.host_frontier(budget.memory_bytes)):
+            return host_refusal(leanest, budget.memory_bytes, budget.host_bytes, without, more)
+        return refusal(leanest, budget.memory_bytes, more)
 
     def _candidates(self, which: int, request: Request) -> list[Candidate]:
         """Those that may be used: what takes longer than the captured graph only where there is a limit."""
@@ -200,4 +220,4 @@ class Planner:
 def _listener(known: CandidateArchive, request: Request) -> SweepListener | None:
     if request.watcher is None:
         return None
-    return ProgressWatch(request.watcher, request.budget.memory_bytes, request.budget.latency, known.archive.points)
+    return ProgressWatch(request.watcher, request.budget, known.archive.all_points)

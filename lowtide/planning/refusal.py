@@ -16,6 +16,7 @@ from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import resident_storages, storage_bytes
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Node
+from lowtide.plan.cost_report import HostPoint
 from lowtide.plan.plan import CostReport, Plan
 from lowtide.plan.snapshot import Snapshot, kinds_text, source_text
 from lowtide.plan.summary import snapshot_lines
@@ -117,7 +118,10 @@ _OFFERED = 3  # points of the frontier
 
 
 def refusal(leanest: Plan, memory_bytes: int, more: str = "") -> BudgetError:
-    """The error where `leanest`, a plan with its peak and cost report, still takes more than `memory_bytes`; `more` would help, too."""
+    """The error where `leanest`, a plan with its peak and cost report, still takes more than `memory_bytes`; `more` would help, too.
+
+    Where the host has a limit, `leanest` keeps to it, and no more of the host's memory would do, either.
+    """
     assert leanest.peak is not None, "what stands in the way is known"
     assert leanest.cost_report is not None, "and what would fit"
     lines = [
@@ -130,6 +134,32 @@ def refusal(leanest: Plan, memory_bytes: int, more: str = "") -> BudgetError:
     if leanest.cost_report.stopped:
         lines.append(f"the search was ended early ({leanest.cost_report.stopped}): with more time it may find a smaller peak")
     return BudgetError("\n".join(lines), smallest_peak_bytes=leanest.peak_bytes)
+
+
+def host_refusal(leanest: Plan, memory_bytes: int, host_bytes: int, buys: Sequence[HostPoint], more: str = "") -> BudgetError:
+    """The error where the device's memory would do if the host's did.
+
+    `leanest` keeps to the host's limit and takes more of the device than `memory_bytes`; `buys` is what more of the host's would do.
+    """
+    assert leanest.cost_report is not None, "what would fit is known"
+    least = buys[0]
+    places = sorted({0, len(buys) - 1})
+    order_us = leanest.cost_report.order_us
+    offers = ", ".join(
+        f'memory={{"cuda": {memory_bytes}, "host": {buys[place].pinned_bytes}}} ({bytes_text(buys[place].pinned_bytes)} of the host) '
+        f"at {buys[place].time_us / order_us - 1:+.1%} time"
+        for place in places
+    )
+    lines = [
+        f"host: expected at least {least.pinned_bytes} bytes ({bytes_text(least.pinned_bytes)}) of pinned memory, the least that was found "
+        f"within {memory_bytes} bytes ({bytes_text(memory_bytes)}) of the device; got {host_bytes} bytes ({bytes_text(host_bytes)})",
+        f"within that of the host the smallest peak that was found is {leanest.peak_bytes} bytes ({bytes_text(leanest.peak_bytes)}), "
+        f"{_share(leanest.peak_bytes, leanest.eager_peak_bytes)}",
+        f"what would help: {offers}; or {bytes_text(leanest.peak_bytes)} of the device; or a smaller batch{_accumulate(leanest)}{more}",
+    ]
+    if leanest.cost_report.stopped:
+        lines.append(f"the search was ended early ({leanest.cost_report.stopped}): with more time it may find less")
+    return BudgetError("\n".join(lines), leanest.peak_bytes, smallest_host_bytes=least.pinned_bytes)
 
 
 def _own(peak: Snapshot) -> dict[Kind, int]:

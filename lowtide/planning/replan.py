@@ -44,7 +44,7 @@ class SavedStep:
     @property
     def budget(self) -> Budget:
         """What the programs beside that of the plan keep to: its peak, where it was made under a limit."""
-        return Budget(self.plan.peak_bytes) if self.is_limited else Budget()
+        return Budget(self.plan.peak_bytes, host_bytes=self.plan.host_bytes) if self.is_limited else Budget()
 
     def plan_of(self, graph: Graph, torch: str, granule_bytes: int) -> Plan | None:
         """What was saved for a captured program."""

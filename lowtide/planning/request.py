@@ -1,14 +1,15 @@
 """What is asked of planning: a limit, the machine, how far to look, and who looks on.
 
-Users write limits as `memory=2**33`, `memory="8GiB"`, `memory="60%"`, `latency=1.1`; a search knows bytes and times.
+Users write limits as `memory=2**33`, `memory="8GiB"`, `memory="60%"`, `memory={"cuda": "24GiB", "host": "48GiB"}`, `latency=1.1`; a search
+knows bytes and times.
 Effort has three levels, of which each holds all that the one before finds: more effort is never worse.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from threading import Lock
@@ -82,24 +83,26 @@ Watcher: TypeAlias = Callable[[Progress], None]
 class ProgressWatch:
     """Listens to a search, whose two halves may run at once, and passes on the best of both and of what was known before."""
 
-    def __init__(self, watcher: Watcher, memory_bytes: int | None, latency: float | None, known: Sequence[Point]) -> None:
-        self._watcher, self._memory_bytes, self._latency = watcher, memory_bytes, latency
-        self._seen, self._lock = Archive(list(known)), Lock()
+    def __init__(self, watcher: Watcher, budget: Budget, known: Iterable[Point]) -> None:
+        self._watcher, self._budget = watcher, budget
+        self._seen, self._lock = Archive.of(known), Lock()
 
     def __call__(self, share: float, archive: Archive) -> None:
         """Of a search under way: the share that is done, and what it has found."""
         with self._lock:
-            for point in archive.points:
+            for point in list(archive.all_points):
                 self._seen.add(point)
             best, plain_us = self._best(), self._seen.points[-1].time_us
             slower = best.time_us / plain_us - 1 if plain_us else 0.0
-            self._watcher(Progress(share, best.peak_bytes, slower, self._memory_bytes, self._latency))
+            self._watcher(Progress(share, best.peak_bytes, slower, self._budget.memory_bytes, self._budget.latency))
 
     def _best(self) -> Point:
-        if self._memory_bytes is not None:
-            return self._seen.within(self._memory_bytes) or self._seen.points[0]
-        fastest = self._seen.points[-1]
-        return self._seen.under((self._latency or 1.0) * fastest.time_us) or fastest
+        memory_bytes, host_bytes = self._budget.memory_bytes, self._budget.host_bytes
+        points = self._seen.points if host_bytes is None else self._seen.pinning(host_bytes)
+        if memory_bytes is not None:
+            return self._seen.within(memory_bytes, host_bytes) or points[0]
+        most_us = (self._budget.latency or 1.0) * points[-1].time_us
+        return next((each for each in points if each.time_us <= most_us), points[-1])
 
 
 def in_turn(listener: SweepListener | None, sweeps: Sequence[Sweep]) -> list[SweepListener | None]:
@@ -117,11 +120,15 @@ class Budget:
 
     memory_bytes: int | None = None
     latency: float | None = None
+    host_bytes: int | None = None  # that may be pinned on the host; by itself no limit, since without one nothing is copied there
 
     @property
     def is_limit(self) -> bool:
-        """Whether there is something to keep to."""
-        return self != Budget()
+        """Whether there is something to keep to, so that times matter."""
+        return self.memory_bytes is not None or self.latency is not None
+
+
+NO_LIMIT = Budget()
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,11 @@ class Request:
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _WISH = 'expected bytes as a whole number, a text such as "8GiB", "512 MB" or "60%" (of the unoptimised peak), or None'
+_DEVICES = ("cuda", "cpu")
+HOST = "host"
+
+# Of one device, or by name of the device's memory and the host's.
+MemoryLimits: TypeAlias = int | str | Mapping[str, int | str] | None
 
 
 @dataclass(frozen=True)
@@ -182,22 +194,61 @@ class Limit:
 
     memory: Memory | None = None
     latency: float | None = None
+    host_bytes: int | None = None  # that may be pinned, beside either
+    device: str = ""  # whose memory was limited by its name
 
     @classmethod
-    def of(cls, memory: int | str | None, latency: float | None) -> Limit:
+    def of(cls, memory: MemoryLimits, latency: float | None = None) -> Limit:
         """What a user wrote. Raises TypeError and ValueError, which say what is expected."""
-        if memory is not None and latency is not None:
+        limit = cls._of_memories(memory) if isinstance(memory, Mapping) else cls(None if memory is None else Memory.of(memory))
+        if limit.memory is not None and latency is not None:
             raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
-        return cls(None if memory is None else Memory.of(memory), checked_latency(latency))
+        return replace(limit, latency=checked_latency(latency))
+
+    @classmethod
+    def _of_memories(cls, given: Mapping[str, int | str]) -> Limit:
+        named = [name for name in given if name != HOST]
+        if not given or len(named) > 1 or not set(named) <= set(_DEVICES):
+            raise ValueError(
+                f'memory: expected limits by name, of the device that the program runs on and of the host, such as {{"cuda": "24GiB", '
+                f'"{HOST}": "48GiB"}}; got {dict(given)!r}'
+            )
+        host = given.get(HOST)
+        return cls(Memory.of(given[named[0]]) if named else None, None, None if host is None else _host_bytes(host), "".join(named))
 
     @property
     def is_limit(self) -> bool:
-        """Whether there is something to keep to, so that times matter."""
-        return self != Limit()
+        """Whether there is something to keep to, so that times matter: without, nothing is copied to the host, whatever it has room for."""
+        return self.memory is not None or self.latency is not None
+
+    @property
+    def given(self) -> MemoryLimits:
+        """The limits of memory, as users write them in bytes; a share is none."""
+        device_bytes = None if self.memory is None or self.memory.share is not None else self.memory.nbytes
+        by_name = {self.device or _DEVICES[0]: device_bytes, HOST: self.host_bytes}
+        return device_bytes if self.host_bytes is None else {name: nbytes for name, nbytes in by_name.items() if nbytes is not None}
+
+    def within(self, memory_bytes: int) -> Limit:
+        """So many bytes of the device in place of another limit; that of the host stays."""
+        return replace(self, memory=Memory(memory_bytes), latency=None)
 
     def budget(self, eager_peak_bytes: int) -> Budget:
         """The same in bytes, for a program whose own peak is `eager_peak_bytes`."""
-        return Budget(None if self.memory is None else self.memory.of_peak(eager_peak_bytes), self.latency)
+        return Budget(None if self.memory is None else self.memory.of_peak(eager_peak_bytes), self.latency, self.host_bytes)
+
+
+def _host_bytes(given: int | str) -> int:
+    """Raises ValueError for a share: the program as it stands pins nothing, so that there is nothing that it could be of."""
+    wish = f'memory: expected of the {HOST} bytes as a whole number above 0, or a text such as "48GiB"'
+    if given == 0:
+        raise ValueError(f"{wish}; got 0: to copy nothing there, leave `{HOST}` out and say run=lowtide.Run(swap=False)")
+    try:
+        memory = Memory.of(given)
+    except ValueError:
+        raise ValueError(f"{wish}; got {given!r}") from None
+    if memory.share is not None:
+        raise ValueError(f"{wish}; got {given!r}: a share is of the program's own peak, and as it stands it pins nothing on the {HOST}")
+    return memory.nbytes
 
 
 def checked_latency(given: float | None) -> float | None:

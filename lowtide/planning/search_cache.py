@@ -1,9 +1,9 @@
 """What was searched, kept on disk: another process answers every limit of the same program at once.
 
 One file a program, named after all that a search depends on: the program, what its operators need and take, the links, the solver, and
-lowtide's own sources. It holds the orders of least peak and every sequence that is best at something; what these cost is counted anew when
-they are read, and a file that does not read, or holds what is no right sequence, is as good as none. Files are replaced as a whole; where
-they come to too many bytes, those that were used longest ago go.
+lowtide's own sources. It holds the orders of least peak and every sequence that is best at something under some limits; what these cost is
+counted anew when they are read, and a file that does not read, or holds what is no right sequence, is as good as none. Files are replaced
+as a whole; where they come to too many bytes, those that were used longest ago go.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Ints
 from lowtide.problems.status import Status
-from lowtide.remat.archive import Archive, Point
-from lowtide.remat.cost import cost_of, runs_all
+from lowtide.remat.archive import Point
+from lowtide.remat.cost import runs_all
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep import Sweep
 from lowtide.schedule import Auto, Schedule, lower_bound_bytes
@@ -78,7 +78,7 @@ class SearchCache:
             for candidate, order in orders:
                 candidate.know_order(self.request.solver, self.request.granule_bytes, order)
             main = CandidateArchive.bare(self.programs[-1], self.request)
-            archive = Archive(list(main.archive.points), fields.integer(_WHERE, data, "states"))
+            archive = main.archive.copy(fields.integer(_WHERE, data, "states"))
             done = tuple(map(_sweep, data["done"]))
             for which, sequence in _sequences(data):
                 archive.add(_point(main.problems, which, sequence))
@@ -105,7 +105,7 @@ class SearchCache:
 
     def _text(self, main: CandidateArchive) -> str:
         orders = [[_row(each.ordered(self.request.solver, self.request.granule_bytes)) for each in program] for program in self.programs]
-        points = main.archive.points
+        points = list(main.archive.all_points)
         data = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -205,8 +205,7 @@ def _point(problems: Sequence[RematProblem], which: int, sequence: Ints) -> Poin
     problem = problems[which]
     if not runs_all(problem, sequence):
         raise FormatError(f"{_WHERE}: expected right sequences of all nodes")
-    cost = cost_of(problem, sequence)
-    return Point(cost.peak_bytes, cost.time_us, which, sequence)
+    return Point.of(problem, which, sequence)
 
 
 def _pairs(one: Any, other: Sequence[Any]) -> list[tuple[Any, Any]]:

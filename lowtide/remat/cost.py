@@ -30,18 +30,19 @@ class Cost:
     footprint_bytes: NDArray[np.int64]  # by entry, with what is resident
     peak_bytes: int
     time_us: float
+    pinned_bytes: int  # on the host, by when the sequence is over, see `pinned_kernel`
 
 
 def cost_of(problem: RematProblem, sequence: Ints) -> Cost:
     """The footprint of a sequence, entry by entry, and its time."""
-    footprint, peak, time_us = _costs(sequence, problem.facts, problem.problem.resident_bytes)
-    return Cost(footprint, int(peak), float(time_us))
+    footprint, peak, time_us, pinned = _costs(sequence, problem.facts, problem.problem.resident_bytes)
+    return Cost(footprint, int(peak), float(time_us), int(pinned))
 
 
-def price_of(problem: RematProblem, sequence: Ints) -> tuple[int, float]:
-    """The peak of a sequence in bytes, with what is resident, and its time in microseconds."""
-    _, peak, time_us = _costs(sequence, problem.facts, problem.problem.resident_bytes)
-    return int(peak), float(time_us)
+def price_of(problem: RematProblem, sequence: Ints) -> tuple[int, float, int]:
+    """The peak of a sequence in bytes, with what is resident, its time in microseconds, and the bytes that it pins on the host."""
+    cost = cost_of(problem, sequence)
+    return cost.peak_bytes, cost.time_us, cost.pinned_bytes
 
 
 def footprint_of(problem: RematProblem, sequence: Ints, tensor_bytes: Bytes) -> Bytes:
@@ -121,12 +122,42 @@ def _first_wrong(sequence: Any, facts: Any) -> int:
 
 
 @kernel(nogil=True)
-def _costs(sequence: Any, facts: Any, resident_bytes: Any) -> tuple[NDArray[np.int64], int, float]:
+def _costs(sequence: Any, facts: Any, resident_bytes: Any) -> tuple[NDArray[np.int64], int, float, int]:
     footprint, peak = footprint_kernel(sequence, facts), resident_bytes
     for position in range(len(footprint)):
         footprint[position] += resident_bytes
         peak = max(peak, footprint[position])
-    return footprint, peak, time_kernel(sequence, facts)
+    return footprint, peak, time_kernel(sequence, facts), pinned_kernel(sequence, facts)
+
+
+@kernel(inner=True)
+def pinned_kernel(sequence: Any, facts: Any) -> int:
+    """The bytes of all buffers that a sequence needs on the host.
+
+    A copy has a buffer from its store to its last load or drop. Buffers are of powers of two, and each is used again for copies of its own
+    size alone: of each size there are as many as are ever used at once, and these are kept.
+    """
+    n, m = len(facts.made_bytes), len(facts.tensor_bytes)
+    last, used, most = np.full(m, -1, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64)
+    for position in range(len(sequence)):
+        deed = deed_of(sequence[position], n)
+        if deed in (DROP, LOAD):
+            last[storage_of(sequence[position], n)] = position
+    for position in range(len(sequence)):
+        deed = deed_of(sequence[position], n)
+        if deed == RUN:
+            continue
+        tensor = storage_of(sequence[position], n)
+        power = facts.pinned[tensor]
+        if deed == STORE:
+            used[power] += 1
+            most[power] = max(most[power], used[power])
+        elif last[tensor] == position:
+            used[power] -= 1
+    total = np.int64(0)
+    for power in range(63):
+        total += most[power] << power
+    return int(total)
 
 
 @kernel(inner=True)

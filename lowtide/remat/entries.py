@@ -57,6 +57,7 @@ class RematArrays(NamedTuple):
     offloaded: NDArray[np.bool_]  # of these, the caller's own: there from the start, and again in the end
     store_us: Times
     load_us: Times
+    pinned: Ints  # the buffer of a copy on the host is of two to the power of this
     write_ptr: Ints
     write_ids: Ints
 

@@ -29,15 +29,18 @@ from lowtide.remat.state import (
     ENTRY,
     NOTHING,
     NOW,
+    POOL,
     STORED,
     EvictionState,
     blank,
     emit,
     first_steps,
     free,
+    is_over,
     next_use,
     settle,
     start,
+    unpin,
     use_rows,
 )
 from lowtide.remat.victims import has_room, make_room
@@ -46,6 +49,7 @@ _LONGEST = 12  # a sequence of more entries than this many times the nodes is no
 _VISITS, _VISITS_A_STEP = 1_000_000, 1_000  # at tensors and nodes; where rules lead on, a step takes 250 at most
 _USUAL, _VISITS_A_RUN = 4, 12  # visits a run of most programs; and as many as take as long as a run and its usual ones
 _WORKS = 4  # problems whose arrays a thread keeps
+_ENDLESS = 2**62  # bytes of a host without a limit
 _CHUNK = 512  # steps: what their distances count for is kept for so many more at once
 
 
@@ -101,13 +105,16 @@ def evict(
     bias: Bias | None = None,
     *,
     reserve: tuple[int, int] | None = None,
+    pinned_bytes: int | None = None,
 ) -> EvictionResult | None:
     """A sequence that goes through `sequence` in that order, and runs some nodes again, so that what is alive stays within the limit.
 
     Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
     The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
+    `pinned_bytes`: what copies on the host are to keep to. A buffer is counted from the drop on, so that a sequence may need somewhat more:
+    `price_of` says how much.
     """
-    return attempt(problem, sequence, limit_bytes, weights, bias, reserve=reserve).made
+    return attempt(problem, sequence, limit_bytes, weights, bias, reserve=reserve, pinned_bytes=pinned_bytes).made
 
 
 def attempt(
@@ -118,6 +125,7 @@ def attempt(
     bias: Bias | None = None,
     *,
     reserve: tuple[int, int] | None = None,
+    pinned_bytes: int | None = None,
 ) -> EvictionAttempt:
     """`evict`, for those who count what it takes: where much is alive for long, choosing victims takes most of the time."""
     work, by_bytes = _work_on(problem), problem.by_bytes(weights.bytes_power)
@@ -126,12 +134,14 @@ def attempt(
         return EvictionAttempt(None, len(sequence))
     work.now[:] = _rule(weights)
     known.now["limit_bytes"] = limit_bytes - problem.problem.resident_bytes
+    known.now["most_pinned_bytes"] = _ENDLESS if pinned_bytes is None else pinned_bytes
     known.now["reserve_node"], known.now["reserve_bytes"] = (-1, 0) if reserve is None else reserve
     known.now["most_visits"] = _VISITS + _VISITS_A_STEP * len(sequence)
     if bias is not None:
         by_bytes = by_bytes / bias.keep
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
     by_store = work.ones if bias is None else bias.store
+    known.pool[:] = np.zeros((), POOL)
     uses = _start_anew(sequence, problem.records[0], known.tensors, known.roles, known.nodes, known.ids)
     fits, entries = go_through(known._replace(base=sequence, by_steps=by_steps, by_bytes=by_bytes, by_store=by_store, uses=uses))
     runs = len(entries) if fits else len(sequence)
@@ -160,6 +170,7 @@ class _Work:
             heap=np.empty(len(tensors), np.int32),
             ids=ids,
             uses=none,
+            pool=blank(64, POOL),
             out=blank(longest, ENTRY),
         )
         self.now = self.state.now.view(np.uint8)  # as bytes: numpy copies records field by field
@@ -283,7 +294,7 @@ def _all_steps(state: Any) -> bool:
             if not has_room(need, now) and not make_room(need, step, again, np.int64(-1), state):
                 return False
             wanted = ids[nodes[depth - 1].entry] if again else -1
-            if not _run(node, step, again, wanted, now, tensors, nodes, ids, uses, out):
+            if not _run(node, step, again, wanted, state):
                 return False
             if swaps and not again:
                 weigh(node, step, now, tensors, nodes, ids, uses)
@@ -326,8 +337,9 @@ def _need(node: Any, step: Any, again: Any, now: Any, tensors: Any, nodes: Any, 
 
 
 @kernel(inner=True, borrows=True)
-def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, nodes: Any, ids: Any, uses: Any, out: Any) -> bool:
+def _run(node: Any, step: Any, again: Any, wanted: Any, state: Any) -> bool:
     """Run a node: its inputs are freed where nobody wants them any more, of its results what is wanted stays."""
+    now, tensors, nodes, ids, uses, out = state.now, state.tensors, state.nodes, state.ids, state.uses, state.out
     for entry in range(nodes[node].read, nodes[node].read_end):
         tensor = ids[entry]
         each = tensors[tensor]
@@ -335,12 +347,14 @@ def _run(node: Any, step: Any, again: Any, wanted: Any, now: Any, tensors: Any, 
         each.lock -= 1
         each.fresh = False
         if each.lock == 0 and not each.kept and next_use(tensor, step, again, tensors, uses) < 0:
+            if is_over(tensor, step, again, tensors, uses):  # else it may be dropped once more, and no copy is made twice
+                unpin(tensor, tensors, state.pool)
             free(tensor, now, tensors)
     now[0].clock += nodes[node].cost_us
     for entry in range(nodes[node].write, nodes[node].write_end):
         each = tensors[ids[entry]]
         each.offloaded = each.storable = False  # from here on it stays: what is on the host is no longer true
-        each.host = NOTHING
+        unpin(ids[entry], tensors, state.pool)
     for entry in range(nodes[node].result, nodes[node].result_end):
         tensor = ids[entry]
         if tensors[tensor].resident:

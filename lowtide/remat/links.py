@@ -8,7 +8,7 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import LOAD, code_of
-from lowtide.remat.state import DROPPED, NOTHING, emit, forget, next_use, settle
+from lowtide.remat.state import DROPPED, NOTHING, emit, forget, has_buffer, next_use, settle
 from lowtide.remat.victims import has_room, make_room, remake_us, store
 
 
@@ -52,7 +52,7 @@ def _to_store(step: Any, state: Any) -> Any:
         later = next_use(tensor, step, np.bool_(True), tensors, state.uses)
         if later <= step or (gain == best and later <= latest):
             continue
-        if start_us[later] - start_us[step] < each.store_us + each.load_us:
+        if start_us[later] - start_us[step] < each.store_us + each.load_us or not has_buffer(tensor, now, state.tensors, state.pool):
             continue
         chosen, best, latest = tensor, gain, later
     return chosen

@@ -29,7 +29,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph, Storage, Value
 from lowtide.ir.operators.nodes import is_view, repeatable
-from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
 from lowtide.remat.entries import Codes, RematArrays, Times
 from lowtide.remat.offload import offloadable_storages, storable
 from lowtide.remat.state import records
@@ -216,6 +216,7 @@ class RematProblem:
             offloaded,
             links.store_us,
             links.load_us,
+            pinned_powers(problem.tensor_bytes),
             *(self.writes or rows_of([()] * problem.node_count)),
         )
 
@@ -247,6 +248,11 @@ class RematProblem:
     @cached_property
     def _by_bytes(self) -> dict[float, NDArray[np.float64]]:
         return {}
+
+
+def pinned_powers(tensor_bytes: Bytes) -> Ints:
+    """[m] two to the power of these are the bytes of the buffer that a copy takes on the host: `runtime.copies` makes no others."""
+    return np.array([max(size - 1, 0).bit_length() for size in tensor_bytes.tolist()], np.int32)
 
 
 def rows_of(rows: Sequence[Sequence[int]]) -> Rows:

@@ -23,7 +23,7 @@ NOTHING, STORED, DROPPED = 0, 1, 2  # a copy, or one on its way; one that is nee
 
 TENSOR = np.dtype([
     ("bytes", np.int64), ("producer", np.int32), ("kept", np.bool_), ("storable", np.bool_), ("offloaded", np.bool_),
-    ("store_us", np.float64), ("load_us", np.float64),
+    ("store_us", np.float64), ("load_us", np.float64), ("pinned", np.int32),
     # The present:
     ("resident", np.bool_),
     ("fresh", np.bool_),  # loaded ahead of its reader, who has not come yet
@@ -66,10 +66,14 @@ NOW = np.dtype([
     ("clock", np.float64), ("to_host", np.float64), ("from_host", np.float64),  # when operators and either link are free
     # The rule, see `eviction.ScoreWeights`; powers of bytes and of steps are in `by_bytes` and `by_steps`:
     ("limit_bytes", np.int64), ("cost_power", np.float64),
+    ("most_pinned_bytes", np.int64), ("pinned_bytes", np.int64),  # the limit of the host, and what buffers there come to by now
     ("store_above", np.float64), ("store_cap", np.float64), ("load_weight", np.float64), ("lead", np.float64), ("pushes", np.bool_),
     ("reserve_node", np.int64), ("reserve_bytes", np.int64),  # what a node finds free while it runs, in place of its workspace
     ("visits", np.int64), ("most_visits", np.int64),  # at tensors and nodes, to choose victims: so many were there, and may be
 ])  # fmt: skip
+
+
+POOL = np.dtype([("used", np.int64), ("most", np.int64)])  # by power of two: buffers on the host in use now, and at most by now
 
 
 class EvictionState(NamedTuple):
@@ -88,13 +92,14 @@ class EvictionState(NamedTuple):
     heap: Any  # [m] positions of candidates
     ids: Ints  # rows of tensors and nodes, laid end to end
     uses: Any  # by tensor the steps at which it is read, as rows laid end to end, see `use_rows`
+    pool: Any  # [64] POOL
     out: Any  # ENTRY: the sequence that is made
 
 
 def records(facts: RematArrays) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int32]]:
     """The tensors and nodes of a problem before the first step, and the rows of identifiers that nodes point into."""
     tensors, nodes = blank(len(facts.tensor_bytes), TENSOR), blank(len(facts.cost_us) + 1, NODE)
-    for name in ("bytes", "producer", "kept", "storable", "offloaded", "store_us", "load_us"):
+    for name in ("bytes", "producer", "kept", "storable", "offloaded", "store_us", "load_us", "pinned"):
         tensors[name] = getattr(facts, "tensor_bytes" if name == "bytes" else name)
     for name in ("cost_us", "made_bytes", "workspace_bytes", "take_output", "repeatable"):
         nodes[name][:-1] = getattr(facts, name)
@@ -212,6 +217,41 @@ def free(tensor: Any, now: Any, tensors: Any) -> None:
     tensors[at].member, tensors[last].member_at = last, at
     if tensors[tensor].host == STORED:  # what was stored was not needed
         tensors[tensor].host = NOTHING
+
+
+@kernel(inner=True, borrows=True)
+def has_buffer(tensor: Any, now: Any, tensors: Any, pool: Any) -> bool:
+    """Whether there is a buffer for a copy on the host, or may be one more."""
+    power = tensors[tensor].pinned
+    return bool(pool[power].used < pool[power].most or now[0].pinned_bytes + (np.int64(1) << power) <= now[0].most_pinned_bytes)
+
+
+@kernel(inner=True, borrows=True)
+def pin(tensor: Any, now: Any, tensors: Any, pool: Any) -> None:
+    """Give a copy that is needed its buffer. What is stored ahead and not needed yet has none: it may turn out not to be stored."""
+    power = tensors[tensor].pinned
+    pool[power].used += 1
+    if pool[power].used > pool[power].most:
+        pool[power].most = pool[power].used
+        now[0].pinned_bytes += np.int64(1) << power
+    tensors[tensor].host = DROPPED
+
+
+@kernel(inner=True, borrows=True)
+def is_over(tensor: Any, step: Any, again: Any, tensors: Any, uses: Any) -> bool:
+    """Whether nobody reads a tensor any more, nor what is made once more of it; arguments as of `next_use`."""
+    entry, end = tensors[tensor].at, tensors[tensor].use_end
+    if entry < end and ((uses[entry] == step and not again) or uses[entry] == -1 - step):
+        entry += 1
+    return bool(entry >= end)
+
+
+@kernel(inner=True, borrows=True)
+def unpin(tensor: Any, tensors: Any, pool: Any) -> None:
+    """Let the copy of a tensor on the host go, if there is one."""
+    if tensors[tensor].host == DROPPED:
+        pool[tensors[tensor].pinned].used -= 1
+    tensors[tensor].host = NOTHING
 
 
 @kernel(inner=True, borrows=True)

@@ -11,8 +11,9 @@ and costed, and in the runs that they hold, so that large graphs do not take lon
 
 All of this is done in rounds of growing effort, none of which depends on when the search is stopped: a search of more states does what one
 of less does, and then more, so that it is never worse. Where something is swapped that holds of whole rounds, as one half of a round goes
-on from what the other has found by then. A whole round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on
-where eviction finds nothing, and from the best one of each level. They are no states.
+on from what the other has found by then; behind each round limits of the host's memory are searched, too (`remat.host_levels`). A whole
+round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on where eviction finds nothing, and from the best
+one of each level. They are no states.
 
 `Guesses` are first guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
 
@@ -37,8 +38,9 @@ from lowtide.base.workers import Helper
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.bound import Crossing
-from lowtide.remat.cost import cost_of, price_of
+from lowtide.remat.cost import cost_of
 from lowtide.remat.eviction import Bias, EvictionAttempt, ScoreWeights, attempt
+from lowtide.remat.host_levels import HostLevels
 from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.neighbours import RULES, Neighbours
 from lowtide.remat.problem import RematProblem
@@ -72,6 +74,7 @@ _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block 
 _RULES = 5  # that are tried at each level from each order
 _FIRST, _SLOW = 3, 1.03  # rules that show whether a problem is worth the others: one that takes so many times longer is not
 _REST = 3  # levels
+_WITHIN_HOST = 4  # with swapping, a share of the states goes to limits of the host, beside all others
 _COARSE = 4  # of so many levels one is tried first
 _NEAR = 6  # points on either side of a limit whose recipes are tried there
 _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit that has an answer, in steps so much finer than a level
@@ -90,7 +93,7 @@ class Sweep:
     """How far to look.
 
     levels: limits tried, from the peak without recomputation down to what is resident.
-    max_states: schedules built. With swapping, as many again.
+    max_states: schedules built. With swapping, as many again, and a quarter for limits of the host's memory.
     max_runs: the runs of nodes in all these schedules together, and what choosing victims takes beyond the usual, in as many runs.
     max_seconds: only stops the search, and the answer says so.
     """
@@ -137,6 +140,11 @@ class Sweep:
             known.merge(plain.done() if both is None else _both(plain, both))
             if known.interrupted or known.out_of_time:
                 break
+            if both is not None:
+                share = (each.end_states // _WITHIN_HOST, each.end_runs // _WITHIN_HOST)
+                known.merge(HostLevels(problems, orders, known, *share, deadline).explored(each.limits(known)))
+                if known.interrupted or known.out_of_time:
+                    break
             plain_known.merge(plain.archive)
             done_states += each.states
         return known
@@ -163,6 +171,15 @@ class _Round:
     @property
     def is_whole(self) -> bool:
         return self.end_states == self.states and self.end_runs == self.runs
+
+    def levels_between(self, top_bytes: int, floor_bytes: int) -> list[int]:
+        count = min(self.levels, max(_FEW, self.states // _STATES))
+        return [top_bytes - (top_bytes - floor_bytes) * step // count for step in range(1, count)]
+
+    def limits(self, known: Archive) -> list[int]:
+        """Levels between what the fastest schedule takes and the leanest, and that."""
+        least_bytes = known.points[0].peak_bytes
+        return [*self.levels_between(known.points[-1].peak_bytes, least_bytes), least_bytes]
 
 
 def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
@@ -259,8 +276,7 @@ class _SweepSearch:
     def levels(self) -> list[int]:
         """Limits from just under the peak of the fastest order seen down to what is resident."""
         top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
-        count = min(self.round.levels, max(_FEW, self.round.states // _STATES))
-        return [top - (top - floor) * step // count for step in range(1, count)]
+        return self.round.levels_between(top, floor)
 
     def descend(self, levels: Sequence[int]) -> None:
         """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving.
@@ -414,7 +430,7 @@ class _SweepSearch:
         return min(1.0, max(self.archive.states / self.round.end_states, self.runs / self.round.end_runs))
 
     def see(self, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None) -> Point:
-        point = Point(*price_of(self.problems[which], sequence), which, sequence, recipe, roles)
+        point = Point.of(self.problems[which], which, sequence, recipe, roles)
         self.archive.add(point)
         return point
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.remat.entries import DROP, STORE, code_of
-from lowtide.remat.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, forget, free, next_use
+from lowtide.remat.state import CHOSEN, DROPPED, NOTHING, STORED, WEIGHED, emit, forget, free, has_buffer, next_use, pin
 
 
 @kernel(inner=True, borrows=True)
@@ -74,12 +74,14 @@ def make_room(need: Any, step: Any, again: Any, before: Any, state: Any) -> bool
         tensor = tensors[position].candidate
         if tensors[position].method == _UNKNOWN:
             later = next_use(tensor, step, again, tensors, state.uses)
-            cost, restoring = _price(tensor, later, now, tensors, nodes, state.ids)
+            cost, restoring = _price(tensor, later, now, tensors, nodes, state.ids, state.pool)
             tensors[position].method = restoring
             scores[position] = _score(cost, tensor, later - step, state) if restoring != _DEAD else np.inf
+        elif tensors[position].method in (_DROP, _SWAP) and not _may_copy(tensor, now, tensors, state.pool):
+            tensors[position].method = _UNKNOWN  # another one has taken the last buffer meanwhile
         else:
             later = next_use(tensor, step, again, tensors, state.uses)
-            if not _evict(tensor, tensors[position].method, later, state.roles, now, tensors, nodes, state.out):
+            if not _evict(tensor, tensors[position].method, later, state):
                 return False
             count -= 1
             heap[0] = heap[count]
@@ -103,7 +105,7 @@ def _candidates(step: Any, again: Any, before: Any, state: Any) -> int:
             scores[count], tensors[count].candidate, tensors[count].method = -1.0, tensor, _DEAD
             count += 1
         elif later > before:
-            cost = _at_least(tensor, later, now, tensors, nodes)
+            cost = _at_least(tensor, later, now, tensors, nodes, state.pool)
             if cost < np.inf:
                 scores[count] = _score(cost, tensor, later - step, state)
                 tensors[count].candidate, tensors[count].method = tensor, _UNKNOWN
@@ -121,17 +123,23 @@ def _score(cost: Any, tensor: Any, distance: Any, state: Any) -> float:
 
 
 @kernel(inner=True, borrows=True)
-def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any) -> float:
+def _at_least(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, pool: Any) -> float:
     """A bound from below of what it costs to evict and restore a tensor: no walk; inf where there is no way."""
     each = tensors[tensor]
     cost = nodes[each.producer].cost_us if each.producer >= 0 and nodes[each.producer].until > later else np.inf
-    if each.storable and (each.host != NOTHING or now[0].store_above < np.inf):
+    if each.storable and (each.host != NOTHING or now[0].store_above < np.inf) and _may_copy(tensor, now, tensors, pool):
         return float(min(cost, now[0].load_weight * each.load_us))
     return float(cost)
 
 
 @kernel(inner=True, borrows=True)
-def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any) -> tuple[float, int]:
+def _may_copy(tensor: Any, now: Any, tensors: Any, pool: Any) -> bool:
+    """Whether the host has room for a copy that is needed."""
+    return bool(tensors[tensor].host == DROPPED or has_buffer(tensor, now, tensors, pool))
+
+
+@kernel(inner=True, borrows=True)
+def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any, pool: Any) -> tuple[float, int]:
     """What it costs to evict and restore a tensor, and in which way; `_DEAD` where there is none."""
     cost, restoring = 0.0, _DEAD
     each = tensors[tensor]
@@ -139,7 +147,7 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
         remake = remake_us(each.producer, later, now, tensors, nodes, ids)
         if remake >= 0:
             cost, restoring = remake, _REMAKE
-    if not each.storable:
+    if not each.storable or not _may_copy(tensor, now, tensors, pool):
         return cost, restoring
     load = now[0].load_weight * each.load_us
     if each.host != NOTHING:
@@ -154,8 +162,9 @@ def _price(tensor: Any, later: Any, now: Any, tensors: Any, nodes: Any, ids: Any
 
 
 @kernel(inner=True, borrows=True)
-def _evict(tensor: Any, restoring: Any, later: Any, roles: Any, now: Any, tensors: Any, nodes: Any, out: Any) -> bool:
+def _evict(tensor: Any, restoring: Any, later: Any, state: Any) -> bool:
     """Evict a tensor that is wanted at a later step; False where the sequence has become too long."""
+    now, tensors, nodes, out = state.now, state.tensors, state.nodes, state.out
     if restoring == _SWAP and not store(tensor, now, tensors, nodes, out):
         return False
     if restoring in (_DROP, _SWAP):
@@ -163,12 +172,12 @@ def _evict(tensor: Any, restoring: Any, later: Any, roles: Any, now: Any, tensor
         now[0].clock = max(now[0].clock, each.stored_us)
         if each.host != DROPPED:
             out[each.store_at].needed = True
-            each.host = DROPPED
+            pin(tensor, now, tensors, state.pool)
         _is_away(tensor, later, now, tensors)
         if not emit(code_of(DROP, tensor, len(nodes) - 1), now, out):
             return False
     if restoring != _DEAD:
-        roles[tensor] = CHOSEN
+        state.roles[tensor] = CHOSEN
     free(tensor, now, tensors)
     return True
 

@@ -121,6 +121,16 @@ def frontier(plan: Contents) -> Frontier | None:
     return Frontier(curve(placed), tuple(Mark("", left, bottom) for left, bottom in placed), chosen, rows, scale)
 
 
+def host_rows(plan: Contents) -> list[tuple[str, ...]]:
+    """What memory of the host buys within the device's: what is pinned, the time, what that adds to the time without a limit."""
+    report = plan.cost_report
+    return [
+        (bytes_text(each.pinned_bytes), time_text(each.time_us), f"{each.time_us / report.order_us - 1:+.1%}" if report.order_us else "")
+        for each in (() if report is None else report.host_frontier)
+        if report is not None
+    ]
+
+
 def _steps(start: int, end: int) -> str:
     return f"{start} to {end}".replace(" ", "\N{NO-BREAK SPACE}")
 
@@ -175,6 +185,7 @@ def page(plan: Contents, title: str = "") -> str:
         addresses=addresses(course, scale),
         peak_line=None if plan.peak is None else snapshot_line(plan.peak, again=plan.cost_report is not None),
         frontier=frontier(plan),
+        host_rows=host_rows(plan),
         splits=splits(plan),
         evictions=evictions(plan),
         left_out_evictions=max(0, len(plan.cost_report.evictions) - len(evictions(plan))) if plan.cost_report else 0,
@@ -218,6 +229,9 @@ def _figures(plan: Contents) -> list[tuple[str, str, str]]:
         ("resident throughout", bytes_text(plan.resident_bytes), "parameters, state, batch: what you hold"),
         ("proof", bytes_text(plan.lower_bound_bytes), proof),
     ]
+    if plan.pinned_bytes:
+        limit = "" if plan.host_bytes is None else f"of {bytes_text(plan.host_bytes)} that may be"
+        figures.append(("pinned on the host", bytes_text(plan.pinned_bytes), limit))
     report = plan.cost_report
     if report is not None:
         added = f"{report.time_us / report.order_us - 1:+.1%} against no limit" if report.order_us else ""

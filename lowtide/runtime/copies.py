@@ -18,6 +18,7 @@ runs on. On a device without streams they are done at once, and there is nothing
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -52,8 +53,12 @@ class Transfers(Protocol):
 class HostMemory(Protocol):
     """Where a program's copies go, kept between its runs."""
 
-    def transfers(self) -> AbstractContextManager[Transfers]:
-        """For one run."""
+    def transfers(self, most_bytes: int | None = None) -> AbstractContextManager[Transfers]:
+        """For one run, in which no more than so many bytes are pinned by all runs together, as far as that run's own need leaves it so."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the latest run has needed in pinned buffers: of each size as many as it had at once."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,9 @@ class Streams(Protocol):
     def capturing(self) -> bool:
         """Whether what is given to the computing stream now becomes a CUDA graph, which is run later."""
 
+    def let_go(self) -> None:
+        """Give back to the system what was pinned and nobody refers to any more."""
+
 
 @dataclass(frozen=True)
 class CudaStreams:
@@ -141,6 +149,11 @@ class CudaStreams:
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def let_go(self) -> None:
+        """PyTorch's allocator keeps such memory, until copies that still read it are done and it is told to let it go."""
+        torch.cuda.synchronize(self.device)
+        torch.accelerator.empty_host_cache()
 
 
 @dataclass(eq=False)
@@ -177,11 +190,14 @@ class StreamedMemory:
         self.streams = streams
         self._way: tuple[Stream, Stream] | None = None  # to the host and back; made by the first run
         self._idle: dict[int, list[_Buffer]] = {}  # by size; `append` and `pop` are safe among threads
+        self._made, self._used, self._most = Counter[int](), Counter[int](), Counter[int]()  # buffers by size: all, in use, in use at once
+        self._most_bytes: int | None = None
 
     @contextmanager
-    def transfers(self) -> Iterator[StreamedTransfers]:
+    def transfers(self, most_bytes: int | None = None) -> Iterator[StreamedTransfers]:
         """For one run."""
         memory = StreamedMemory(self.streams) if self.streams.capturing() else self
+        memory._most_bytes, memory._most = most_bytes, Counter(memory._used)
         if memory._way is None:
             memory._way = self.streams.copying(), self.streams.copying()
         run = StreamedTransfers(memory, *memory._way)
@@ -198,17 +214,44 @@ class StreamedMemory:
         """The pinned memory that is kept and not in use now."""
         return sum(size * len(buffers) for size, buffers in self._idle.items())
 
+    @property
+    def pinned_bytes(self) -> int:
+        """The pinned memory of all buffers."""
+        return sum(size * count for size, count in self._made.items())
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(size * count for size, count in self._most.items())
+
     def take(self, nbytes: int) -> _Buffer:
         """A buffer of at least so many bytes. Sizes are powers of two, as PyTorch's allocator of pinned memory makes them anyway."""
         size = 1 << max(nbytes - 1, 0).bit_length()
         try:
-            return self._idle.setdefault(size, []).pop()
+            buffer = self._idle.setdefault(size, []).pop()
         except IndexError:
-            return _Buffer(self.streams.pinned(size))
+            self._make_room(size)
+            buffer = _Buffer(self.streams.pinned(size))
+            self._made[size] += 1
+        self._used[size] += 1
+        self._most[size] = max(self._most[size], self._used[size])
+        return buffer
+
+    def _make_room(self, size: int) -> None:
+        """Let go of what other programs have left of other sizes, the largest first, until one more buffer is within the limit."""
+        let_go = False
+        for other in sorted(self._idle, reverse=True):
+            while self._most_bytes is not None and self.pinned_bytes + size > self._most_bytes and self._idle[other]:
+                del self._idle[other][-1]
+                self._made[other] -= 1
+                let_go = True
+        if let_go:
+            self.streams.let_go()
 
     def give_back(self, buffer: _Buffer) -> None:
         """Keep a buffer for another copy."""
-        self._idle[buffer.memory.numel()].append(buffer)
+        size = buffer.memory.numel()
+        self._used[size] -= 1
+        self._idle[size].append(buffer)
 
 
 class _StreamedCopy:
@@ -328,10 +371,12 @@ class _DirectCopy:
 
 
 class DirectMemory:
-    """For a device without streams: the host's memory is its own, and copies are done when they are asked for."""
+    """For a device without streams: the host's memory is its own, and copies are done when they are asked for. Nothing is pinned."""
+
+    taken_bytes = 0
 
     @contextmanager
-    def transfers(self) -> Iterator[DirectTransfers]:
+    def transfers(self, most_bytes: int | None = None) -> Iterator[DirectTransfers]:
         """For one run."""
         run = DirectTransfers()
         try:

@@ -61,6 +61,7 @@ class Program:
     regions: Mapping[str, Callable[..., Sequence[Any]]] = field(
         default_factory=dict, compare=False
     )  # runs generated kernels, by first result
+    host_bytes: int | None = None  # that all programs on the device may have pinned while this one runs
     _step: Callable[..., list[Any]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,5 +103,5 @@ class Program:
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
         if self.host is None:
             return self._step(inputs)
-        with self.host.transfers() as transfers:
+        with self.host.transfers(self.host_bytes) as transfers:
             return self._step(inputs, transfers)

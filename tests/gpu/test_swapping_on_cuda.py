@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from functools import partial
 
@@ -15,7 +16,7 @@ from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.cost.profiler import measure_memory
 from lowtide.planning import machine
-from lowtide.runtime.copies import StreamedMemory, host_memory
+from lowtide.runtime.copies import CudaStreams, StreamedMemory, host_memory
 from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL
 from tests.swapping import random_sequence, swapping
@@ -229,3 +230,32 @@ def test_what_replays_would_not_do_is_not_captured(capturable, settings, why):
     with pytest.raises(lowtide.StepError, match=why):
         _captured(step, batch)
     step(*batch)
+
+
+@pytest.mark.parametrize("lend", [False, True])
+def test_what_is_pinned_is_what_was_promised(lend, monkeypatch):
+    """By the buffers of the step, and by PyTorch's own allocator of pinned memory."""
+    sequence = partial(random_sequence, rng=random.Random(7), again=0.0, away=0.05, swap_state=lend)
+    monkeypatch.setattr(machine, "equal_graphs", swapping(sequence, []))
+    gc.collect()  # what other steps have pinned goes with them
+    torch.accelerator.empty_host_cache()
+    allocated = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    step, batch = _assert_trains_like_eager(_gpt, workspaces=False, solver=ProgramOrder())
+    assert step.measure(*batch).pinned_bytes == step.plan.pinned_bytes == step.plan.measured_pinned_bytes > 0
+    memory = host_memory(f"{DEVICE}:{torch.cuda.current_device()}")
+    assert isinstance(memory, StreamedMemory)
+    assert memory.pinned_bytes >= step.plan.pinned_bytes  # the first step has a plan of its own
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == memory.pinned_bytes
+
+
+def test_buffers_that_others_have_left_go_where_a_limit_has_no_room_for_them():
+    memory = StreamedMemory(CudaStreams(torch.device(DEVICE)))
+    torch.accelerator.empty_host_cache()
+    allocated = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    for mib, most_mib in ((8, None), (4, None), (2, 8), (1, 3), (4, None)):
+        with memory.transfers(None if most_mib is None else most_mib * 2**20) as transfers:
+            tensor = torch.empty(mib * 2**20, dtype=torch.uint8, device=DEVICE)
+            transfers.drop(tensor, transfers.store(tensor))
+        assert memory.taken_bytes == mib * 2**20
+        assert most_mib is None or memory.pinned_bytes <= most_mib * 2**20
+        assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == memory.pinned_bytes

@@ -232,7 +232,7 @@ def test_the_archive_is_the_same_each_time_and_better_with_links():
     assert [(p.peak_bytes, p.time_us, p.sequence.tolist()) for p in with_links.points] == [
         (p.peak_bytes, p.time_us, p.sequence.tolist()) for p in again.points
     ]
-    assert with_links.states <= 2 * 1500  # without swapping, and with
+    assert with_links.states <= 2.25 * 1500  # without swapping, with, and beneath limits of the host
     for limit in (900, 700, 500):
         assert with_links.within(limit).time_us < without.within(limit).time_us
 

@@ -216,3 +216,27 @@ def test_what_is_asked_of_cuda(monkeypatch):
     streams.copy("copying", target, torch.ones(4, dtype=torch.uint8))
     assert asked == [("current", streams.device), ("new", streams.device), ("on", "copying")]
     assert target.tolist() == [1] * 4
+
+
+def test_a_run_takes_as_many_buffers_of_each_size_as_it_has_at_once(machine):
+    memory = StreamedMemory(machine)
+    for turns in (3, 1):
+        with memory.transfers() as transfers:
+            for _ in range(turns):
+                tensors = [torch.zeros(elements) for elements in (4, 4, 5)]  # 16, 16 and 32 bytes
+                at_once = [transfers.store(tensor) for tensor in tensors]
+                for tensor, copy in zip(tensors, at_once, strict=True):
+                    transfers.drop(tensor, copy)
+                del at_once, copy
+        assert memory.taken_bytes == memory.pinned_bytes == memory.idle_bytes == machine.pinned_bytes == 64
+
+
+def test_what_others_have_left_goes_where_a_limit_has_no_room_for_it(machine):
+    memory = StreamedMemory(machine)
+    for elements, most_bytes, pinned_bytes in ((8, None, 32), (4, None, 48), (2, 40, 24), (2, 8, 24), (16, 64, 64)):
+        with memory.transfers(most_bytes) as transfers:
+            tensor = torch.zeros(elements)
+            transfers.drop(tensor, transfers.store(tensor))
+        assert memory.taken_bytes == 4 * elements
+        assert memory.pinned_bytes == memory.idle_bytes == pinned_bytes
+    assert machine.log.count(("let go",)) == 2
