@@ -47,8 +47,8 @@ def _host_memory() -> str:
         "Memory of the host",
         "host_bytes",
         "python -m bench.host_bytes",
-        "A simulated H100, nothing ran: what time a step takes more than without any limit, in percent, within so many GiB of the device and\n"
-        "of the host (0: nothing goes there, -: no limit of the host), by the quick effort. The bound holds whatever is pinned.",
+        "A simulated H100, nothing ran: what time a step takes more than without any limit, in percent, within so many GiB of the device\n"
+        "and of the host (0: nothing goes there, -: no limit of the host), by the quick effort. The bound holds whatever is pinned.",
         ("network", "device GiB", "host GiB", "more time %", "bound %", "pinned GiB", "planning s"),
         lines,
     )

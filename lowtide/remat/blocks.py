@@ -124,9 +124,9 @@ def _starts(
     # What the backward pass does not read would be kept only for blocks that run forward again: better to cut where it reads all.
     idle = _alive(made_at, np.where(near & (read_at < boundary), forward_at, -1), sizes, boundary)[begin:]
     cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
-    found = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
-    starts = _with_backward_pieces(found, made_at, read_at, forward_at, end)
-    return starts, len(found) - len(starts)
+    unmerged = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
+    starts = _with_backward_pieces(unmerged, made_at, read_at, forward_at, end)
+    return starts, len(unmerged) - len(starts)
 
 
 def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Positions, Positions]:

@@ -93,7 +93,7 @@ class EvictionResult:
 class EvictionAttempt:
     """What came of an eviction, and what it took, in runs of nodes: those of the sequence, and as many as choosing victims was worth."""
 
-    made: EvictionResult | None
+    result: EvictionResult | None
     runs: int
 
 
@@ -114,7 +114,7 @@ def evict(
     `pinned_bytes`: what copies on the host are to keep to. A buffer is counted from the drop on, so that a sequence may need somewhat more:
     `price_of` says how much.
     """
-    return attempt(problem, sequence, limit_bytes, weights, bias, reserve=reserve, pinned_bytes=pinned_bytes).made
+    return attempt(problem, sequence, limit_bytes, weights, bias, reserve=reserve, pinned_bytes=pinned_bytes).result
 
 
 def attempt(

@@ -415,8 +415,8 @@ class _SweepSearch:
             if self.over():
                 break
             self.count(tried.runs)
-            if tried.made is not None:
-                points.append(self.see(which, tried.made.sequence, recipe, tried.made.roles))
+            if tried.result is not None:
+                points.append(self.see(which, tried.result.sequence, recipe, tried.result.roles))
         return points
 
     def count(self, runs: int) -> None:
