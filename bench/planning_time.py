@@ -28,6 +28,7 @@ from bench.in_values import in_values
 from bench.models import MODELS
 from bench.models.explicit import GPT_NEO_13
 from bench.models.language import language_model
+from bench.models.unrolled import DIFFUSION_50, GRU_500, LSTM_200
 from bench.models.workload import Batch, Entry, keyword_loss, labels, plain_sgd
 from bench.results import Results, with_kept
 
@@ -66,6 +67,9 @@ CASES = {
     "resnet50": Case(MODELS["resnet50"], 8),
     "unetplusplus": Case(MODELS["unetplusplus"], 1),
     "gpt-neo-1.3B": Case(GPT_NEO_13, 32, "meta", {"simulate": "rtx3090"}),
+    "diffusion-50": Case(DIFFUSION_50, 64),
+    "lstm-200": Case(LSTM_200, 16),
+    "gru-500": Case(GRU_500, 16),
 }
 _WAITS = ("nothing_known", "not_searched", "capture", "other_limit", "all_known", "explain")
 _OVERHEADS = tuple(f"{effort}_{share[:-1]}" for effort in ("normal", "thorough") for share in _SHARES)

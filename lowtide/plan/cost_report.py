@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lowtide.base import fields
@@ -149,16 +149,17 @@ class HostPoint(NamedTuple):
 class CostReport:
     """What a plan under a limit of memory or time gives for what. Times are by the cost model, of one run of all operators."""
 
-    runs: tuple[int, ...]  # the sequence over the graph without recomputation, see `remat.entries`
+    runs: tuple[int, ...] = field(repr=False)  # the sequence over the graph without recomputation, see `remat.entries`
     time_us: float
     order_us: float  # the same without recomputation
     order_peak_bytes: int  # the least peak without recomputation
     recomputed: int  # runs that repeat a node
-    frontier: tuple[FrontierPoint, ...]  # of all that was found and is best at something, leanest first
-    evictions: tuple[Eviction, ...] = ()  # every tensor that is evicted and restored, the largest first
+    frontier: tuple[FrontierPoint, ...] = field(repr=False)  # of all that was found and is best at something, leanest first
+    evictions: tuple[Eviction, ...] = field(default=(), repr=False)  # every tensor that is evicted and restored, the largest first
     time_bound_us: float = 0.0  # no sequence of any graph that was tried takes less within the plan's peak; 0 where nothing is proven
     stopped: str = ""  # what ended the search before its effort was spent: "max_seconds", "interrupted"; "" where nothing did
-    host_frontier: tuple[HostPoint, ...] = ()  # what memory of the host buys within the device's, least first; none where nothing is pinned
+    # What memory of the host buys within the device's, least first; none where nothing is pinned.
+    host_frontier: tuple[HostPoint, ...] = field(default=(), repr=False)
 
     def rows(self) -> dict[str, Any]:
         entries = {name: getattr(self, name) for name in self.__slots__ if name not in ("evictions", "stopped", "host_frontier")}

@@ -94,14 +94,14 @@ class _Jobs:
         try:
             worker.begin()
             while (key := self._next(waits=False)) is not None:
+                answered = False
                 try:
                     reply = worker.ask({"key": key, "body": self._texts[key]}, _LIMIT_S)
-                except WorkerExitedError:
-                    self._is_done(left=key)
-                    return
-                if "failure" in reply:
-                    self.reasons[key] = str(reply["failure"])
-                self._is_done()
+                    if "failure" in reply:
+                        self.reasons[key] = str(reply["failure"])
+                    answered = True
+                finally:  # whatever has ended it: who waits for all is not left waiting
+                    self._is_done(left=None if answered else key)
         except WorkerExitedError:
             return
 
