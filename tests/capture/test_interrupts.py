@@ -19,6 +19,7 @@ model, x = torch.nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True), tor
 optimizer = torch.optim.SGD(model.parameters())
 loss = lambda model, x: model(x).square().mean()
 lowtide.optimize(model, x, loss=loss, optimizer=optimizer)  # what is imported now is not interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
 handler, weights = signal.getsignal(signal.SIGINT), [each.detach().clone() for each in model.parameters()]
 
 class Passing:
