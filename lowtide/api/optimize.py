@@ -28,6 +28,7 @@ from lowtide.api.processes import ProcessGroupSetup
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.step import Step
 from lowtide.base.files import read_utf8
+from lowtide.base.messages import bytes_text
 from lowtide.base.stages import Stages, wants_progress
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import counters_of, torch_optimizer
@@ -151,6 +152,10 @@ def optimize(
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)
+    if saved is not None and not run.swap and any(each.pinned_bytes for each in (saved, *saved.first_steps)):
+        raise ValueError(
+            f"plan: it copies {bytes_text(saved.pinned_bytes)} to the host, got it with Run(swap=False): leave one of them out"
+        )
     limit = Limit.of(memory, latency) if ranged is None else limit_of(ranged)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

@@ -35,8 +35,8 @@ def check_can_be_frozen(variant: Variant) -> None:
 
 
 _REFUSED = (
-    "frozen: expected an inference function with generated kernels (exact=False, on a CPU, with a C++ compiler) that changes nothing of "
-    "the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
+    "frozen: expected an inference function with generated kernels (exact=False, float32, on a CPU, with a C++ compiler) that changes "
+    "nothing of the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
 )
 
 

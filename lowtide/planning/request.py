@@ -149,11 +149,12 @@ class Request:
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _WISH = 'expected bytes as a whole number, a text such as "8GiB", "512 MB" or "60%" (of the unoptimised peak), or None'
+_MOST_BYTES = 2**63 - 1
 _DEVICES = ("cuda", "cpu")
 HOST = "host"
 
 # Of one device, or by name of the device's memory and the host's.
-MemoryLimits: TypeAlias = int | str | Mapping[str, int | str] | None
+MemoryLimits: TypeAlias = int | str | Mapping[str, int | str | None] | None
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,8 @@ class Memory:
         memory = cls(given) if isinstance(given, int) else cls._read(given)
         if memory is None or (memory.nbytes <= 0 and not memory.share):
             raise ValueError(f"memory: {_WISH}; got {given!r}")
+        if memory.nbytes > _MOST_BYTES:
+            raise ValueError(f"memory: expected at most {_MOST_BYTES} bytes, got more")
         return memory
 
     @classmethod
@@ -178,14 +181,14 @@ class Memory:
         amount = _AMOUNT.fullmatch(text)
         if amount is None:
             return None
-        number, unit = float(amount[1]), amount[2].lower()
+        number, unit = min(float(amount[1]), 2.0**63), amount[2].lower()
         if unit == "%":
             return cls(share=number / 100)
         return cls(int(number * _UNITS[unit])) if unit in _UNITS else None
 
     def of_peak(self, eager_peak_bytes: int) -> int:
         """In bytes, of a program whose own peak is `eager_peak_bytes`."""
-        return self.nbytes if self.share is None else int(self.share * eager_peak_bytes)
+        return self.nbytes if self.share is None else min(int(self.share * eager_peak_bytes), _MOST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ class Limit:
         return replace(limit, latency=checked_latency(latency))
 
     @classmethod
-    def _of_memories(cls, given: Mapping[str, int | str]) -> Limit:
+    def _of_memories(cls, given: Mapping[str, int | str | None]) -> Limit:
         named = [name for name in given if name != HOST]
         if not given or len(named) > 1 or not set(named) <= set(_DEVICES):
             raise ValueError(
@@ -214,7 +217,8 @@ class Limit:
                 f'"{HOST}": "48GiB"}}; got {dict(given)!r}'
             )
         host = given.get(HOST)
-        return cls(Memory.of(given[named[0]]) if named else None, None, None if host is None else _host_bytes(host), "".join(named))
+        device = given[named[0]] if named else None
+        return cls(None if device is None else Memory.of(device), None, None if host is None else _host_bytes(host), "".join(named))
 
     @property
     def is_limit(self) -> bool:
@@ -240,6 +244,8 @@ class Limit:
 def _host_bytes(given: int | str) -> int:
     """Raises ValueError for a share: the program as it stands pins nothing, so that there is nothing that it could be of."""
     wish = f'memory: expected of the {HOST} bytes as a whole number above 0, or a text such as "48GiB"'
+    if isinstance(given, bool) or not isinstance(given, (int, str)):
+        raise TypeError(f"{wish}; got {given!r}")
     if given == 0:
         raise ValueError(f"{wish}; got 0: to copy nothing there, leave `{HOST}` out and say run=lowtide.Run(swap=False)")
     try:

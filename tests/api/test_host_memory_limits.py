@@ -161,6 +161,8 @@ REFUSED = {
     "a share of the host": ({"host": "60%"}, "as it stands it pins nothing on the host"),
     "no amount": ({"host": "much"}, 'expected of the host bytes as a whole number above 0, or a text such as "48GiB"; got'),
     "less than nothing": ({"host": -1}, "above 0"),
+    "more than a plan can say": ({"host": 2**70}, "above 0"),
+    "a number that is no number": ({"cuda": "9" * 400 + "GiB"}, "expected at most"),
 }
 
 
@@ -169,6 +171,21 @@ def test_limits_by_name_that_cannot_be_are_refused(case):
     given, why = REFUSED[case]
     with pytest.raises(ValueError, match=why):
         Limit.of(given)
+
+
+@pytest.mark.parametrize("given", [True, 0.0, 1.5, float("nan"), [1]])
+def test_what_is_no_amount_of_the_host_is_told_what_would_be(given):
+    with pytest.raises(TypeError, match="expected of the host bytes"):
+        Limit.of({"host": given})
+
+
+def test_no_limit_by_name_is_no_limit():
+    assert Limit.of({"cuda": None, "host": None}) == dataclasses.replace(Limit(), device="cuda")
+
+
+def test_a_plan_that_copies_to_the_host_is_refused_where_nothing_may(step):
+    with pytest.raises(ValueError, match=r"plan: it copies .* to the host, got it with Run\(swap=False\)"):
+        _step(None, plan=step.plan, run=lowtide.Run(swap=False))
 
 
 def test_limits_that_no_program_here_can_have_are_refused():

@@ -176,6 +176,16 @@ def test_amounts_that_cannot_be_are_refused(given):
         Memory.of(given)
 
 
+@pytest.mark.parametrize("given", [2**63, "9" * 400 + "GiB", f"{2**34} GiB"])
+def test_amounts_that_no_plan_can_say_are_refused(given):
+    with pytest.raises(ValueError, match="expected at most 9223372036854775807 bytes"):
+        Memory.of(given)
+
+
+def test_a_share_of_any_size_is_an_amount():
+    assert Memory.of("9" * 400 + "%").of_peak(1000) == 2**63 - 1
+
+
 @pytest.mark.parametrize("given", [1.5, None, True, []])
 def test_amounts_of_another_type_are_refused(given):
     with pytest.raises(TypeError, match="expected bytes as a whole number"):
