@@ -17,7 +17,6 @@ from lowtide.problems.order import Ints
 from lowtide.problems.status import Status
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
-from lowtide.remat.cost import price_of
 from lowtide.remat.local_moves import LocalMoves
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
@@ -139,7 +138,7 @@ def _move(remat: RematProblem, archive: Archive, limit: int, moves: LocalMoves, 
     start = (known, archive.points[-1], archive.points[0])[seed % 3]
     found = moves.improved(remat, start.sequence, limit, np.random.default_rng(seed))
     if found is not None:
-        archive.add(Point(*price_of(remat, found), 0, found))
+        archive.add(Point.of(remat, 0, found))
 
 
 def _twice(sweep: Sweep, remat: RematProblem, given: Ints) -> Archive:

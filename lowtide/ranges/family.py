@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.cost.measures import Measures
-from lowtide.cost.memory import simulate
+from lowtide.cost.memory import pinned_bytes, simulate
 from lowtide.cost.symbolic import Footprints, Several, same_for_all
 from lowtide.errors import BudgetError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
@@ -255,7 +255,8 @@ class PlanFamily:
 
     def plan(self, point: Mapping[str, int]) -> Plan:
         """The chosen member at a point as a checked plan of numbers. Raises as `choose` does."""
-        return checked(self._plan(self.choose(point), checked_point(self.dimensions, point)))
+        plan = self._plan(self.choose(point), checked_point(self.dimensions, point))
+        return checked(replace(plan, pinned_bytes=pinned_bytes(plan.graph, plan.order)))
 
     def leanest(self, point: Mapping[str, int]) -> Member:
         """The member of least peak at a point. Raises ShapeError for a wrong point."""

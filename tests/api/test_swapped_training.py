@@ -21,7 +21,7 @@ from bench import torchvision_shim
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.api import variant
-from lowtide.cost.memory import order_problem, simulate
+from lowtide.cost.memory import order_problem, pinned_bytes, simulate
 from lowtide.cost.presets import preset
 from lowtide.errors import CheckError
 from lowtide.ir.check.graph_check import check_graph
@@ -225,6 +225,7 @@ def _with_swaps(plan: Plan, seed: int) -> Plan:
         plan, graph=done.graph, order=tuple(range(len(sizes))), reuses=tuple(footprint.reuses.tolist()), workspace_bytes=sizes,
         peak_bytes=footprint.peak_bytes, lower_bound_bytes=min(plan.lower_bound_bytes, footprint.peak_bytes), cost_report=report,
         peak=memory_profile(done.graph, range(len(sizes)), sizes).snapshot(done.graph, range(len(sizes))),
+        pinned_bytes=pinned_bytes(done.graph, range(len(sizes))),
     )  # fmt: skip
 
 
