@@ -68,7 +68,7 @@ class Guesses:
                 yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
 
 
-_ROUNDS = ((600, 6_000_000), (4600, 4_600_000), (24_800, 35_400_000))  # states and runs of each; those that follow take twice as much each
+_ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (23_400, 34_000_000))  # states and runs of each; those that follow take twice as much each
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of states and runs to first guesses
 _RULES = 5  # that are tried at each level from each order

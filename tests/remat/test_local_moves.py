@@ -104,7 +104,7 @@ def test_more_states_are_never_worse(swap: bool) -> None:
     problem = stored_chain(8)
     problem = problem if swap else replace(problem, links=None)
     order = np.arange(16, dtype=np.int32)
-    states = (600, 5200) if swap else (20, 90, 350, 600, 700, 2000, 5200)
+    states = (600, 6600) if swap else (20, 90, 350, 600, 700, 2000, 6600)
     archives = [Sweep(max_states=each).explore([problem], [[order]]) for each in states]
     for fewer, more in pairwise(archives):
         for point in fewer.points:
