@@ -62,7 +62,8 @@ class Carrier:
         points = [_point(self.target, runs, at)]
         plain = self.target.codes.runs_in(runs)
         rules = [*([] if point.recipe is None else [point.recipe.weights]), *RULES]
-        ways = product((point.pinned_bytes, None), rules) if points[0].peak_bytes > point.peak_bytes else ()
+        most_pinned = (None,) if self.target.links is None else (point.pinned_bytes, None)
+        ways = product(most_pinned, rules) if points[0].peak_bytes > point.peak_bytes else ()
         for pinned_bytes, weights in ways:
             repaired = evict(self.target, plain, point.peak_bytes, weights, pinned_bytes=pinned_bytes)
             if repaired is not None:

@@ -32,7 +32,7 @@ _RISE = 1.25  # between two cuts, what is alive for the forward pass rises by at
 _STEEP = 1.5  # a cut hands on at most this many times what the cut before or after it does
 _FAR = 0.1  # of the forward pass: what is handed on further than that is a skip
 _SEGMENT = 4.0  # between two segments, at most this part of what waits at either's boundary waits
-_MOST = 0.98  # of the tensors that wait at once
+_NEARLY_ALL = 0.98  # of the tensors that ever wait at once
 _WORTH = 0.02  # of the bytes at the boundary: where less waits inside of blocks, there is nothing to plan
 
 
@@ -96,14 +96,13 @@ def find_blocks(
     read_at = np.where(sizes > 0, read_at, -1)  # numbers bind no block to what reads them
     waiting = _alive(made_at, read_at, sizes, len(sequence))
     boundary = begin + int(np.argmax(waiting[begin : end + 1]))
-    starts, merged = _starts(problem, sequence, (begin, boundary, end), made_at, read_at, skips=skips)
+    starts, forward_at, merged = _starts(problem, sequence, (begin, boundary, end), made_at, read_at, skips=skips)
     if merged > len(starts):  # what the backward pass makes first and reads last may be before that position: where most tensors wait
         count = _alive(made_at, read_at, np.ones_like(sizes), len(sequence))[begin : end + 1]
-        earlier = begin + int(np.argmax(count >= _MOST * count.max()))
-        other, _ = _starts(problem, sequence, (begin, earlier, end), made_at, read_at, skips=skips)
-        starts = max(starts, other, key=len)
-    boundary = int(starts[-1])
-    forward_at = np.where(sizes > 0, _spans(problem, sequence, boundary)[1], -1)
+        earlier = begin + int(np.argmax(count >= _NEARLY_ALL * count.max()))
+        other, other_forward_at, _ = _starts(problem, sequence, (begin, earlier, end), made_at, read_at, skips=skips)
+        if len(other) > len(starts):
+            starts, forward_at, boundary = other, other_forward_at, earlier
     while len(starts) - 1 > most:
         starts = np.append(starts[:-1:2], boundary)
     inside = (made_at >= begin) & (made_at < boundary) & (read_at >= boundary)
@@ -114,8 +113,11 @@ def find_blocks(
 
 def _starts(
     problem: RematProblem, sequence: Ints, bounds: tuple[int, int, int], made_at: Positions, read_at: Positions, *, skips: bool
-) -> tuple[Positions, int]:
-    """Where blocks start between a beginning and a boundary, and this; how many were one with the block before. `bounds`: with the end."""
+) -> tuple[Positions, Positions, int]:
+    """Where blocks start between a beginning and a boundary, and this; the last forward reads; how many were one with the block before.
+
+    `bounds`: beginning, boundary, and the end of the segment.
+    """
     begin, boundary, end = bounds
     sizes = problem.problem.tensor_bytes
     forward_at = np.where(sizes > 0, _spans(problem, sequence, boundary)[1], -1)
@@ -126,7 +128,7 @@ def _starts(
     cuts = begin + _low(_valleys(alive, idle, _RISE), alive)
     unmerged = np.unique(np.concatenate([[begin], cuts, [boundary]])).astype(np.int64)
     starts = _with_backward_pieces(unmerged, made_at, read_at, forward_at, end)
-    return starts, len(unmerged) - len(starts)
+    return starts, forward_at, len(unmerged) - len(starts)
 
 
 def _spans(problem: RematProblem, sequence: Ints, end: int) -> tuple[Positions, Positions]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point, Recipe, pinned_step
-from lowtide.remat.eviction import evict
+from lowtide.remat.eviction import attempt
 from lowtide.remat.neighbours import Neighbours
 from lowtide.remat.problem import RematProblem
 
@@ -121,11 +121,11 @@ class HostLevels:
         if digest in self.tried or self._over():
             return
         self.tried.add(digest)
-        evicted = evict(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias, pinned_bytes=pinned_bytes)
+        tried = attempt(self.problems[which], recipe.base, limit, recipe.weights, recipe.bias, pinned_bytes=pinned_bytes)
         self.archive.states += 1
-        self.runs += len(recipe.base if evicted is None else evicted.sequence)
-        if evicted is not None:
-            self.archive.add(Point.of(self.problems[which], which, evicted.sequence, recipe, evicted.roles))
+        self.runs += tried.runs
+        if tried.result is not None:
+            self.archive.add(Point.of(self.problems[which], which, tried.result.sequence, recipe, tried.result.roles))
 
     def _over(self) -> bool:
         self.archive.out_of_time |= time.monotonic() > self.deadline
