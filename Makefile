@@ -84,6 +84,7 @@ $(READY): pyproject.toml research/pyproject.toml constraints.txt Makefile
 	@$(INSTALL) torch
 	@$(INSTALL) --editable '.[bench,dev]' --editable ./research
 	@$(INSTALL) --no-deps torchvision timm
+	@$(INSTALL) --no-deps --target $(VENV)/executorch executorch flatbuffers ruamel.yaml tabulate torchao
 	@touch $@
 
 clean:

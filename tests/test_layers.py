@@ -49,6 +49,7 @@ PLACES = {
     "transformers": {"integrations/transformers.py"},
     "accelerate": {"integrations"},
     "lightning": {"integrations/lightning.py", "integrations/lightning_notes.py"},
+    "executorch": {"integrations/executorch.py"},
 }  # fmt: skip
 PRIVATE_TORCH = {
     "capture", "cost/trials.py", "cost/trial.py", "cost/operators.py", "cost/profiler.py", "runtime", "regions", "lower",

@@ -56,3 +56,8 @@ def test_the_cells_have_the_ends_of_what_the_metadata_promises():
 
 def test_the_tests_of_a_cell_are_there():
     assert [name for name in TESTS if not (ROOT / name).exists()] == []
+
+
+def test_the_nightly_run_has_the_same_cells():
+    text = (ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8")
+    assert tuple(f"python{cell}" for cell in re.findall(r'- "(3\.\d+:[\d.:]+)"', text)) == CELLS

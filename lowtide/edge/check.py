@@ -42,8 +42,11 @@ def _check_order(plan: EdgePlan) -> None:
     if sorted(plan.order) != list(range(n)):
         _refuse(f"order: expected each of {n} nodes once, got {len(plan.order)} entries")
     maker = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.outputs if tensor >= 0}
-    ready = set(graph.inputs)
+    ready, step_of = set(graph.inputs), {index: step for step, index in enumerate(plan.order)}
     for step, index in enumerate(plan.order):
+        for other in graph.nodes[index].after:
+            if step_of[other] > step:
+                _refuse(f"step {step} ({graph.nodes[index].name}): runs before {graph.nodes[other].name}, for which it waits")
         for tensor in graph.nodes[index].inputs:
             if tensor >= 0 and tensor in maker and tensor not in ready:
                 name, late = graph.tensors[tensor].name, graph.nodes[maker[tensor]].name

@@ -36,6 +36,7 @@ class EdgeNode:
     workspace_bytes: int = 0
     views: tuple[tuple[int, int], ...] = ()  # (output, input) by position: the output is the input's bytes under another shape
     in_place: tuple[tuple[int, int], ...] = ()  # (output, input) by position: may be written over the input, where nobody reads that later
+    after: tuple[int, ...] = ()  # operators by index that run before it, whether it reads of them or not
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.plan import PS_PER_S, Space, check_rate, rounded_up
@@ -92,8 +93,13 @@ class EdgeProblem:
 
 def ps(amount: int, rate: float) -> int:
     """Picoseconds for so much at a rate per second, rounded up."""
-    time = Fraction(amount * PS_PER_S) / Fraction(rate)
+    time = amount * PS_PER_S / _fraction(rate)
     return -(-time.numerator // time.denominator)
+
+
+@lru_cache(maxsize=64)
+def _fraction(rate: float) -> Fraction:
+    return Fraction(rate)
 
 
 def _rate(rate: float | None) -> float:
@@ -148,6 +154,8 @@ def _check_graph(graph: EdgeGraph) -> None:
             raise FormatError(
                 f"operator {node.name}: expected macs and a workspace of 0 or more, got {node.macs} and {node.workspace_bytes}"
             )
+        if any(not 0 <= index < len(graph.nodes) for index in node.after):
+            raise FormatError(f"operator {node.name}: expected to run after operators from 0 to {len(graph.nodes) - 1}, got {node.after}")
         for output, source in (*node.views, *node.in_place):
             if not (0 <= output < len(node.outputs) and 0 <= source < len(node.inputs)) or node.inputs[source] < 0:
                 raise FormatError(f"operator {node.name}: expected views and in_place as (output, input), got {(output, source)}")
@@ -217,7 +225,7 @@ class _Storages:
             makes=tuple(makes),
             reads=tuple(dict.fromkeys(self.storage_of[tensor] for tensor in inputs if tensor in self.storage_of)),
             takes=takes,
-            before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker})),
+            before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker} | {*node.after})),
             read_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in traffic if each in self.storage_of),
             write_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in outputs),
             macs_ps=0 if macs_per_s is None else ps(node.macs, macs_per_s),

@@ -114,6 +114,8 @@ def solve_cut(request: EdgeRequest, extra_macs: float | None) -> EdgeAnswer:
     """
     if len(request.problem.spaces) != 1:
         raise FormatError(f"cut: expected one memory, got {len(request.problem.spaces)}: what goes through rings has no time in the model")
+    if any(node.after for node in request.graph.nodes):
+        raise FormatError("cut: expected a network whose operators wait for nothing but what they read")
     search, room = CutSearch(request.graph, request.problem), request.room_bytes[0]
     whole = _in_one_space(request)
     answer, macs = whole, search.macs

@@ -77,7 +77,8 @@ def test_a_plan_computes_what_the_exported_program_computes(kind, shape):
     for plan in (plan_shared(graph), plan_apart(graph)):
         results = interpret(plan, [x.numpy()])
         for array, other in zip(results.values(), expected, strict=True):
-            np.testing.assert_array_equal(array, other.detach().numpy())
+            # Products of transposed matrices and of their copies have other bits on some processors.
+            np.testing.assert_allclose(array, other.detach().numpy(), rtol=0, atol=1e-6 if kind is Attention else 0)
     assert len(plan_shared(graph).blocks) < len(plan_apart(graph).blocks)
 
 
