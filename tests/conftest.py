@@ -84,6 +84,16 @@ def always_generated() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def one_process_for_trials() -> Iterator[None]:
+    """The process in which calls are tried stays for the next test: to start another takes as long as ten of them."""
+    from lowtide.cost import trial_process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial_process, "IDLE_S", 600.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def nothing_searched_is_kept() -> Iterator[None]:
     """Tests search for themselves, and leave nothing for others. One that is about what is kept names a folder."""
     from lowtide.planning import search_cache as remembered

@@ -6,13 +6,13 @@ Looking was a fifth of the time of GPT-2's capture and plan.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OBJECTS = 100_000  # made since the last look, before the next
-_GROWTH = 2  # of all objects until all are looked at: by itself the collector does not count what is set aside and back
-_TURNS = 8  # of setting aside until all are counted, which takes a hundredth of a second
+_GROWTH = 2  # of all that is in memory until all is looked at: by itself the collector does not count what is set aside and back
 _OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 
@@ -56,8 +56,7 @@ def collected_seldom() -> Iterator[None]:
 
 class _Aside:
     ours = False  # whether what is frozen is so by `set_aside`
-    turns = 0
-    count = 0  # of objects, when all were last looked at
+    blocks = 0  # of Python's memory, when all objects were last looked at: to count those takes a hundred times as long
 
 
 @contextmanager
@@ -79,13 +78,13 @@ def set_aside() -> Iterator[None]:
 
 def _freeze() -> None:
     """What was let go since is found first, now and then: the collector would never look for it again by itself."""
-    gc.freeze()
-    _Aside.turns += 1
-    if _Aside.turns % _TURNS == 0 and gc.isenabled() and gc.get_freeze_count() > _GROWTH * _Aside.count:
-        gc.unfreeze()
+    blocks = sys.getallocatedblocks()
+    if not _Aside.blocks:
+        _Aside.blocks = blocks
+    elif gc.isenabled() and blocks > _GROWTH * _Aside.blocks:
         gc.collect()
-        gc.freeze()
-        _Aside.count = gc.get_freeze_count()
+        _Aside.blocks = sys.getallocatedblocks()
+    gc.freeze()
 
 
 def look_at_all() -> None:

@@ -36,7 +36,7 @@ def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     if any(map(is_symbolic, sizes)):
         return _OVER_SIZES.get(func.overloadpacket) or decomposition_table[func]
     if wrong is Fake.MISSING:
-        return _as_first
+        return lambda first, *_, **__: torch.empty_like(first)
     if func is _ATEN._cudnn_rnn_backward.default:
         return _gradients_of_layers
     return _least_squares if wrong is Fake.ASKS_DATA_FOR_SHAPES and _shapes_are_fixed(*args, **kwargs) else func
@@ -59,10 +59,6 @@ def _spaced(first: Any, last: Any, count: Extent, *base: float, **options: Any) 
 
 
 _OVER_SIZES: dict[Any, Any] = {_ATEN.im2col: _unfolded, _ATEN.col2im: _folded, _ATEN.linspace: _spaced, _ATEN.logspace: _spaced}
-
-
-def _as_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.empty_like(first)
 
 
 def _layers(args: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CellType
 from typing import Any
 
@@ -19,7 +20,7 @@ from lowtide.base.garbage import set_aside
 from lowtide.base.places import Position
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.care.failures import raised_in
-from lowtide.capture.care.follower import Follower, following
+from lowtide.capture.care.followers import following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.hooks import hooks_of_parameters
 from lowtide.capture.care.leaks import LeakWatch
@@ -88,73 +89,80 @@ def capture_inference(
     `put_back`: what the program changes beside the model is as before, too, as far as that is seen. `leaves`: it is known to put something
     into places of the caller's. `numbers`: places where another one lies in each step.
     """
+    record = partial(_recorded_inference, model, given)
+    return _captured(record, (model,), (), given, put_back=put_back, leaves=leaves, numbers=numbers)[0]
 
-    def capture(leaving: OutputRecorder | None, names: bool) -> CapturedStep:
+
+def _captured(
+    record: Callable[[LeakWatch, OutputRecorder | None], tuple[CapturedStep, ...]],
+    models: tuple[nn.Module, ...],
+    functions: tuple[Any, ...],
+    given: Given,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    put_back: bool,
+    leaves: bool,
+    numbers: Sequence[Position],
+) -> tuple[CapturedStep, ...]:
+    """What is recorded, with what was seen beside the model, the first of the `models`; nothing of the capture is left."""
+
+    def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
         watch = LeakWatch(names)
         with (
             set_aside(),
             put_back_on_failure(
-                methods_of((model,)),
-                [*objects_in(given.args, given.kwargs), *containers_of((model,))],
-                models=(model,),
+                (*functions, *methods_of(models)),
+                [*objects_in(given.args, given.kwargs), *containers_of(models)],
+                models=models,
                 always=put_back,
                 classes=True,
             ),
-            following((model,)) as follower,
+            following(models, functions[:2], optimizer) as follower,
         ):
-            return _closed((_captured_inference(watch, model, given, leaving),), watch, follower, leaving, names, put_back, model)[0]
+            captured = record(watch, leaving)
+            follower.refuse_moved()
+            beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
+            if leaving is not None:
+                beside = leaving.end(follower, beside, captured[-1].constants)
+                captured = tuple(
+                    replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured
+                )
+            objects = follower.objects_in(models[0], captured[-1].read)
+            captured = tuple(replace(each, read=each.read - objects.keys()) for each in captured)
+            beside = replace(beside, places=(*beside.places, *objects.values()))
+            refilled = follower.refilled()
+            if leaving is not None:
+                leaving.forget()
+            if put_back:
+                follower.put_back()
+            else:
+                follower.take_back()
+            follower.turn_back()
+            FlagRecorder(memos).put_back()
+            follower.forget()
+            # without variables of functions that the program makes, as hooks that a forward adds
+            watched = (at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now()))
+            beside = replace(beside, places=tuple(watched))
+            watch.refuse_survivors()
+            if leaving is not None:
+                leaving.refuse_survivors()
+            summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
+            if (refilled or summed) and (leaving is not None or not names):
+                raise LeavingError(refilled or summed)
+            flags = FlagRecorder((*captured[-1].flags.memos, *memos))
+            return tuple(replace(each, beside=beside, counted=refilled, flags=flags) for each in captured)
 
-    return with_leaving(capture, (model,), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
-
-
-def _closed(
-    captured: tuple[CapturedStep, ...],
-    watch: LeakWatch,
-    follower: Follower,
-    leaving: OutputRecorder | None,
-    names: bool,
-    put_back: bool,
-    model: nn.Module,
-) -> tuple[CapturedStep, ...]:
-    """With what was seen beside the model; nothing of the capture is left."""
-    follower.refuse_moved()
-    beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
-    if leaving is not None:
-        beside = leaving.end(follower, beside, captured[-1].constants)
-        captured = tuple(replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured)
-    objects = follower.objects_in(model, captured[-1].read)
-    captured = tuple(replace(each, read=each.read - objects.keys()) for each in captured)
-    beside = replace(beside, places=(*beside.places, *objects.values()))
-    refilled = follower.refilled()
-    if leaving is not None:
-        leaving.forget()
-    if put_back:
-        follower.put_back()
-    else:
-        follower.take_back()
-    follower.turn_back()
-    FlagRecorder(memos).put_back()
-    follower.forget()
-    watched = (at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now()))
-    beside = replace(beside, places=tuple(watched))  # without variables of functions that the program makes, as hooks that a forward adds
-    watch.refuse_survivors()
-    if leaving is not None:
-        leaving.refuse_survivors()
-    summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
-    if (refilled or summed) and (leaving is not None or not names):
-        raise LeavingError(refilled or summed)
-    flags = FlagRecorder((*captured[-1].flags.memos, *memos))
-    return tuple(replace(each, beside=beside, counted=refilled, flags=flags) for each in captured)
+    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
 
 
-def _captured_inference(watch: LeakWatch, model: nn.Module, given: Given, leaving: OutputRecorder | None) -> CapturedStep:
+def _recorded_inference(model: nn.Module, given: Given, watch: LeakWatch, leaving: OutputRecorder | None) -> tuple[CapturedStep, ...]:
     # in inference mode torch would hand over whole operators that it takes apart elsewhere
     with torch.inference_mode(False), tracing(watch, model, given, False, leaving=leaving) as trace, passing_on(None), torch.no_grad():
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
         with trace.recording(), raised_in(f"{type(model).__name__}()"), trace.leaving_followed():
             result = model(*fake_args, **fake_kwargs)
             trace.close_leaving(result)
-        return trace.finish(trace.recorder, result, Update())
+        return (trace.finish(trace.recorder, result, Update()),)
 
 
 @one_at_a_time
@@ -170,26 +178,12 @@ def capture_training(
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
     functions = program.loss, program.after_backward, *hooks_of_parameters(models)
 
-    def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
-        watch = LeakWatch(names)
-        with (
-            set_aside(),
-            put_back_on_failure(
-                (*functions, *methods_of(models)),
-                [*objects_in(given.args, given.kwargs), *containers_of(models)],
-                models=models,
-                always=put_back,
-                classes=True,
-            ),
-            following(models, functions[:2], program.optimizer) as follower,
-        ):
-            return _closed(_captured_training(watch, program, given, leaving), watch, follower, leaving, names, put_back, program.model)
-
-    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
+    record = partial(_recorded_training, program, given)
+    return _captured(record, models, functions, given, program.optimizer, put_back=put_back, leaves=leaves, numbers=numbers)
 
 
-def _captured_training(
-    watch: LeakWatch, program: TrainingProgram, given: Given, leaving: OutputRecorder | None
+def _recorded_training(
+    program: TrainingProgram, given: Given, watch: LeakWatch, leaving: OutputRecorder | None
 ) -> tuple[CapturedStep, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")

@@ -374,7 +374,7 @@ class Recorder(TorchDispatchMode):
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""
         self._sums.note(len(self.draft.nodes))
-        if eager_memory.is_rare():
+        if eager_memory.rare_data.get():
             self.draft.ends.rare.update(value.name for value in node.results)
         if random:
             drawn = draw(node, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))

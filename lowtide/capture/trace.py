@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.base.places import NOTHING, Beside, Position
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
-from lowtide.capture.care.follower import put_beside
+from lowtide.capture.care.followers import put_beside
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.gradients import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.hooks import watched_hooks

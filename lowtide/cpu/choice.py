@@ -177,11 +177,7 @@ class Choices:
 
 
 def chosen(stages: Sequence[KernelStage], body: Graph, fixed: Collection[Value], joins: Joins) -> tuple[int, ...]:
-    return Choices.of(stages, body, fixed).numbers(joins, _as_modelled)
-
-
-def _as_modelled(variants: Sequence[KernelAlternative], by_model: int) -> int:
-    return by_model
+    return Choices.of(stages, body, fixed).numbers(joins, lambda _, by_model: by_model)
 
 
 def variants(blocks: Sequence[RowBlock], numbers: Sequence[int]) -> list[KernelAlternative]:

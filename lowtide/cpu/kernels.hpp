@@ -4,9 +4,7 @@
 // tap and input channel. A column count is rounded up to half a vector (`width`), and where a row of the result has no room for that, its
 // last vector is stored in part. Sums run over k in order within each accumulator.
 #pragma once
-#include <atomic>
 #include <climits>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
@@ -28,6 +26,9 @@ constexpr int L = 4, REGISTERS = 32;
 constexpr int L = 4, REGISTERS = 16;
 #endif
 #define ALWAYS inline __attribute__((always_inline))
+// A compiler reads <atomic> and <cmath> for longer than all that is here.
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 
 template <int N> struct vector_of { typedef float type __attribute__((vector_size(N * 4))); typedef int32_t mask __attribute__((vector_size(N * 4))); };
 template <int N> using vec = typename vector_of<N>::type;
@@ -123,7 +124,13 @@ template <int N> static ALWAYS vec<N> erf_of(vec<N> x) {
 // At a barrier each thread tells another, then one twice as far away, and so on, until all have heard of all (dissemination): two threads
 // tell one another. A flag has one who raises it and one who waits, and a cache line of its own; it only grows, whoever takes part.
 constexpr int MOST_THREADS = 255, HOPS = 8;
-struct alignas(64) Flag { std::atomic<int64_t> round{0}; std::atomic<int> asleep{0}; };
+template <class T> struct Atom {  // in sequence with all others, where nothing else is said
+  T word;
+  ALWAYS T load(int order = __ATOMIC_SEQ_CST) const { return __atomic_load_n(&word, order); }
+  ALWAYS void store(T now, int order = __ATOMIC_SEQ_CST) { __atomic_store_n(&word, now, order); }
+  ALWAYS void add(T more) { __atomic_fetch_add(&word, more, __ATOMIC_SEQ_CST); }
+};
+struct alignas(64) Flag { Atom<int64_t> round{0}; Atom<int> asleep{0}; };
 struct Team { Flag flags[MOST_THREADS][HOPS]; int64_t round = 0; };
 struct Run { Team* team; int id, count; float* const* at; mutable int64_t round = 0; };  // at[0] the arena, at[1] packed weights, then arguments and results
 
@@ -141,21 +148,21 @@ static inline long now_ns() {
   return t.tv_sec * 1000000000L + t.tv_nsec;
 }
 // Waits until a word is as wanted: awake for a while, then asleep, so that whoever it waits for can have the processor.
-template <class T, class F> static inline void wait_for(std::atomic<T>& word, const F& is_wanted, std::atomic<int>& asleep, long awake_ns) {
+template <class T, class F> static inline void wait_for(Atom<T>& word, const F& is_wanted, Atom<int>& asleep, long awake_ns) {
   long until = 0;
-  for (int spins = 1; !is_wanted(word.load(std::memory_order_acquire)); spins++) {
+  for (int spins = 1; !is_wanted(word.load(__ATOMIC_ACQUIRE)); spins++) {
     relax();
     if (spins % 64) continue;
     long now = now_ns();
     if (!until) until = now + awake_ns;
     if (now < until) continue;
-    asleep.fetch_add(1);
+    asleep.add(1);
     for (T seen; !is_wanted(seen = word.load());) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, (int)seen, nullptr, nullptr, 0);  // its low half
-    asleep.fetch_sub(1);
+    asleep.add(-1);
     return;
   }
 }
-static inline void wake(void* word, std::atomic<int>& asleep) {
+static inline void wake(void* word, Atom<int>& asleep) {
   if (asleep.load()) syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 

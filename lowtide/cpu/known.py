@@ -37,7 +37,7 @@ def is_known(node: Node, fixed: Collection[Value]) -> bool:
         return True
     if name in ("clone", "contiguous") or expressions.is_known(node):
         return all(value.shape == results[0].shape or value.dtype == "float32" for value in node.inputs)
-    return _KNOWN.get(name, _never)(node, fixed)
+    return name in _KNOWN and _KNOWN[name](node, fixed)
 
 
 def is_plain(value: Value) -> bool:
@@ -56,10 +56,6 @@ def _is_same(value: Value, result: Value) -> bool:
 
 # Over what a mean goes, by the number of dimensions: pixels of an image, places of [batch, places, channels] or [batch, y, x, channels].
 AVERAGED = ((4, [2, 3]), (3, [1]), (4, [1, 2]))
-
-
-def _never(node: Node, fixed: Collection[Value]) -> bool:
-    return False
 
 
 def _convolution(node: Node, fixed: Collection[Value]) -> bool:

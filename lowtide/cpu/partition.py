@@ -30,7 +30,6 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node
-from lowtide.ir.operators.axes import Nest
 from lowtide.ir.operators.nodes import is_view, nest_of
 from lowtide.ir.operators.row import Fusion
 from lowtide.ir.operators.table import row_of
@@ -48,10 +47,7 @@ class LoopWeights:
 
     def of(self, node: Node) -> float:
         """The weight of an operator. Raises CheckError where a shape is symbolic."""
-        return self.of_nest(nest_of(node))
-
-    def of_nest(self, nest: Nest) -> float:
-        return sum(self.slope * each.extent + self.bias for each in nest.loops)
+        return sum(self.slope * each.extent + self.bias for each in nest_of(node).loops)
 
 
 CONSTANT = {Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT}

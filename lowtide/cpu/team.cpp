@@ -6,7 +6,6 @@
 //
 // Nor does every system put two threads on two processors: one that wakes another may find it beside itself, and as they wait for one another
 // in turns, no more than one ever wants to run, and nothing moves them. So who finds itself on the processor of another goes elsewhere.
-#include <atomic>
 #include <cstdint>
 #include <pthread.h>
 #include <sched.h>
@@ -33,14 +32,14 @@ constexpr long LEAST_PAUSE_NS = 10'000'000, MOST_PAUSE_NS = 320'000'000, CREDIT_
 constexpr long GRACE_NS = 300'000;  // that several threads may lose when they begin: they are asleep, and their caches cold
 constexpr int FEWEST_ALONE = 3;
 pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
-struct alignas(64) Word { std::atomic<int> now{0}, asleep{0}; };  // and who sleeps until it is another
+struct alignas(64) Word { Atom<int> now{0}, asleep{0}; };  // and who sleeps until it is another
 Word epoch, left;  // an epoch is the number of a run, and in its last byte how many take part; left are those that have not done their share
-alignas(64) std::atomic<int> place[MOST];  // the processor that each was on when it last began
+alignas(64) Atom<int> place[MOST];  // the processor that each was on when it last began
 Team team;
 alignas(64) Network network;
 float* const* addresses;
 int made = 1;
-std::atomic<long> patience_ns{0};
+Atom<long> patience_ns{0};
 
 struct Member { int id, seen; };
 Member members[MOST];
@@ -48,33 +47,33 @@ Member members[MOST];
 // Leaves a processor that another of the team is on.
 void keep_apart(int id, int count) {
   int here = sched_getcpu();
-  place[id].store(here, std::memory_order_relaxed);
+  place[id].store(here, __ATOMIC_RELAXED);
   if (id == 0 || here < 0) return;
   bool beside = false;
-  for (int other = 0; other < id; other++) beside |= place[other].load(std::memory_order_relaxed) == here;
+  for (int other = 0; other < id; other++) beside |= place[other].load(__ATOMIC_RELAXED) == here;
   cpu_set_t mine, free;
   if (!beside || sched_getaffinity(0, sizeof mine, &mine)) return;
   free = mine;
   for (int other = 0; other < count; other++) {
-    int taken = place[other].load(std::memory_order_relaxed);
+    int taken = place[other].load(__ATOMIC_RELAXED);
     if (taken >= 0 && taken < CPU_SETSIZE) CPU_CLR(taken, &free);
   }
   if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
   sched_setaffinity(0, sizeof mine, &mine);  // it stays where it is, but may be moved
-  place[id].store(sched_getcpu(), std::memory_order_relaxed);
+  place[id].store(sched_getcpu(), __ATOMIC_RELAXED);
 }
 
 void* work(void* given) {
   Member* me = (Member*)given;
   for (int seen = me->seen;;) {
-    wait_for(epoch.now, [=](int now) { return now != seen; }, epoch.asleep, patience_ns.load(std::memory_order_relaxed));
-    seen = epoch.now.load(std::memory_order_acquire);
+    wait_for(epoch.now, [=](int now) { return now != seen; }, epoch.asleep, patience_ns.load(__ATOMIC_RELAXED));
+    seen = epoch.now.load(__ATOMIC_ACQUIRE);
     int count = seen & 255;
     if (me->id >= count) continue;
     keep_apart(me->id, count);
     Run run{&team, me->id, count, addresses, team.round};
     network(&run);
-    left.now.fetch_sub(1);
+    left.now.add(-1);
     wake(&left.now, left.asleep);
   }
   return nullptr;
@@ -185,7 +184,7 @@ void lowtide_run(Network given, float* const* at, int count, long spin_us, Exper
   bool alone = (its && is_alone(*its, count)) || (count = grown(count)) == 1;
   network = given;
   addresses = at;
-  patience_ns.store(spin_us * 1000, std::memory_order_relaxed);
+  patience_ns.store(spin_us * 1000, __ATOMIC_RELAXED);
   long begin = clock_ns();
   if (alone) {
     Run run{&team, 0, 1, at};

@@ -67,7 +67,7 @@ def to_figures(plan: EdgePlan) -> dict[str, Any]:
         ],
         "moves": [[move.block, move.to, move.before] for move in plan.moves],
         "cuts": [list(astuple(cut)) for cut in plan.cuts],
-        "inputs_outside": _inputs_outside(plan.graph),
+        "inputs_outside": bool(plan.graph.inputs) and all(plan.graph.tensors[at].constant for at in plan.graph.inputs),
     }  # fmt: skip
 
 
@@ -113,10 +113,6 @@ def from_json(text: str, graph: EdgeGraph) -> EdgePlan:
         raise CheckError("edge plan: expected a plan that is feasible or optimal, got unknown")
     check(plan)
     return plan
-
-
-def _inputs_outside(graph: EdgeGraph) -> bool:
-    return bool(graph.inputs) and all(graph.tensors[at].constant for at in graph.inputs)
 
 
 def _cut(item: Any) -> Cut:

@@ -112,11 +112,6 @@ def dtype_name(element: int, tensor: str) -> str | None:
     return name
 
 
-def onnx_dtype(dtype: str) -> int:
-    """The number that onnx has for a dtype."""
-    return int(onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
-
-
 def inferred(model: Any, node: Any, types: Mapping[str, TensorType], constants: Mapping[str, NDArray[Any]]) -> dict[str, TensorType]:
     """What onnx says of a node's outputs; nothing for operators that it does not know. Raises FormatError where inputs are wrong."""
     known = SAME_SHAPE_AS.get(node.op_type) if node.domain == MICROSOFT else None
@@ -158,7 +153,7 @@ def _inferred_as(model: Any, node: Any, types: Mapping[str, TensorType], kind: s
 
 
 def _proto(known: TensorType) -> Any:
-    return onnx.helper.make_tensor_type_proto(onnx_dtype(known.dtype or ""), known.shape)
+    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(known.dtype or "")), known.shape)
 
 
 def _type(name: str, proto: Any) -> TensorType:

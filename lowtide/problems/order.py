@@ -337,24 +337,24 @@ def _rows(lists: Sequence[Sequence[int]]) -> Rows:
 
 def _transposed(rows: Rows, columns: int) -> Rows:
     """By each number from 0 to `columns` - 1: the rows that hold it, ascending."""
-    ptr, ids = _turned(rows.ptr, rows.ids, columns)
+    ptr, ids, _ = turned(rows.ptr, rows.ids, columns)
     return Rows(_frozen(ptr), _frozen(ids))
 
 
 @kernel
-def _turned(ptr: Any, ids: Any, columns: Any) -> tuple[Ints, Ints]:
-    """Rows and columns of a sparse matrix exchanged, by counting: many times faster than sorting."""
+def turned(ptr: Any, ids: Any, columns: Any) -> tuple[Ints, Ints, Ints]:
+    """Rows and columns of a sparse matrix exchanged, by counting, many times faster than sorting; and where in `ids` each entry was."""
     starts = np.zeros(columns + 1, np.int32)
     for column in ids:
         starts[column + 1] += 1
     for column in range(columns):
         starts[column + 1] += starts[column]
-    fill, turned = starts[:-1].copy(), np.empty(len(ids), np.int32)
+    fill, rows, entries = starts[:-1].copy(), np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
     for row in range(len(ptr) - 1):
         for entry in range(ptr[row], ptr[row + 1]):
-            turned[fill[ids[entry]]] = row
-            fill[ids[entry]] += 1
-    return starts, turned
+            at = fill[ids[entry]]
+            rows[at], entries[at], fill[ids[entry]] = row, entry, at + 1
+    return starts, rows, entries
 
 
 def _offsets(lengths: NDArray[np.int64]) -> Ints:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.cost.memory import simulate
-from lowtide.problems.order import Bytes, OrderProblem
+from lowtide.problems.order import Bytes, OrderProblem, turned
 
 
 @kernel
@@ -32,7 +32,7 @@ def select(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
     used up.
     """
     size, total = len(ptr) - 1, np.int64(0)
-    back_ptr, tails, arcs = _transposed(ptr, ids)
+    back_ptr, tails, arcs = turned(ptr, ids, size)  # by head: where its arcs start, their tails, their positions in `ids`
     flow, level, queue = np.zeros(len(ids), np.int64), np.empty(size, np.int32), np.empty(size, np.int32)
     path, via = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)  # vertices of a walk; the arc to each, ~arc where backwards
     for _ in range(max_phases):
@@ -77,23 +77,6 @@ def select(ptr: Any, ids: Any, cost: Any, gain: Any, max_phases: Any) -> Any:
                 cost[path[depth]] -= pushed
                 total += pushed
     return total, np.zeros(size, np.bool_)
-
-
-@kernel(inner=True)
-def _transposed(ptr: Any, ids: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """By head: where its arcs start, their tails, and their positions in `ids`."""
-    size = len(ptr) - 1
-    back_ptr = np.zeros(size + 1, np.int32)
-    for head in ids:
-        back_ptr[head + 1] += 1
-    for at in range(size):
-        back_ptr[at + 1] += back_ptr[at]
-    fill, tails, arcs = back_ptr[:-1].copy(), np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
-    for tail in range(size):
-        for arc in range(ptr[tail], ptr[tail + 1]):
-            position = fill[ids[arc]]
-            tails[position], arcs[position], fill[ids[arc]] = tail, arc, position + 1
-    return back_ptr, tails, arcs
 
 
 @kernel(inner=True)

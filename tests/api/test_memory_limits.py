@@ -94,7 +94,7 @@ def test_autocast_stays_right_under_a_limit():
 
 
 def test_a_limit_of_time_is_kept_and_gives_the_least_memory_for_it():
-    make = MAKES["gpt"]
+    make = MAKES["dropouts"]
     one, more = _planned(make, latency=1), _planned(make, latency=1.15)
     assert one.plan.cost_report.time_us == one.plan.cost_report.order_us
     assert more.plan.cost_report.time_us <= 1.15 * more.plan.cost_report.order_us
@@ -114,7 +114,7 @@ def test_the_frontier_answers_every_limit(case):
 
 
 def test_an_impossible_limit_says_what_would_be_possible_and_changes_nothing():
-    make = MAKES["gpt"]
+    make = MAKES["dropouts"]
     torch.manual_seed(0)
     model, batch, loss, optimizer = make()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -12,10 +12,8 @@ import functools
 import gc
 import os
 import sys
-import threading
 import types
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,15 +33,14 @@ from lowtide.base.places import (
     referred,
     static_attribute,
 )
+from lowtide.capture.care.class_numbers import ClassNumbers, counts, is_of_user, users_bases
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, MovingObjects, differ, is_constant, is_plain, moves, pieces, put_back
-from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listeners, noted
+from lowtide.capture.care.instances import PACKAGE_FOLDER, noted
 from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.reads import HOOKS
-from lowtide.capture.care.turns import undoing
-from lowtide.capture.effects.containers import LeavingError, is_stand_in
+from lowtide.capture.effects.containers import is_stand_in
 from lowtide.capture.effects.flags import Memo
-from lowtide.capture.results import is_number
-from lowtide.capture.sources import is_library, is_users, users_line
+from lowtide.capture.sources import is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.kernels.optimizers import each_of
 
@@ -75,7 +72,7 @@ class Follower:
         self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
         self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
         self._moving = MovingObjects()
-        self._numbers: dict[type, dict[str, Any]] = {}  # the numbers and texts in attributes of classes
+        self._numbers = ClassNumbers()
         self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self._caches: list[Any] = []  # functions that remember their answers
@@ -87,8 +84,8 @@ class Follower:
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
         ]
         for kind in {type(module) for model in models for module in model.modules()}:
-            for base in _users_bases(kind):
-                self._note_numbers(base)
+            for base in users_bases(kind):
+                self._numbers.note(base)
         for root in (*functions, *tables):
             self._follow(root) if callable(root) else self._follow_code(root)
         for each in self._optimizers:
@@ -101,8 +98,8 @@ class Follower:
         Containers that the program itself fills are looked at by what they are alone.
         """
         self._note_named()
-        for cls, name, old in [*self._other_numbers()]:
-            if not _counts(old, vars(cls).get(name, ABSENT)):
+        for cls, name, old, new in [*self._numbers.others(self._places)]:
+            if not counts(old, new):
                 self._held.append(cls)
                 self._places[id(cls), name] = Position.of(cls, name, f"attribute {name!r} of the class {cls.__name__}", cls.__module__)
                 self._before[id(cls), name] = old
@@ -136,8 +133,8 @@ class Follower:
         for container, size in self._large:
             if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
-        for cls, name, old in self._other_numbers():
-            if _counts(old, new := vars(cls).get(name, ABSENT)):
+        for cls, name, old, new in self._numbers.others(self._places):
+            if counts(old, new):
                 return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
         for space, before in self._spaces:
             if (name := _difference(before, attributes(space))) is not None:
@@ -152,7 +149,7 @@ class Follower:
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        entries = [(item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if _is_of_users(type(item))]
+        entries = [(item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if is_of_user(type(item))]
         return [(item, name, now) for item, name, now in entries if is_constant(now) and self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
@@ -174,16 +171,8 @@ class Follower:
         self._moving.turn_back()
         for space, before in self._spaces:
             put_back(vars(space), before)
-        for cls, name, number in self._other_numbers():
+        for cls, name, number, _ in self._numbers.others(self._places):
             Position.of(cls, name, "", "").put(number)
-
-    def _other_numbers(self) -> Iterator[tuple[type, str, Any]]:
-        """What was another number in attributes of classes, but for those that functions name, which are noted as places."""
-        for cls, numbers in self._numbers.items():
-            for name, number in (numbers | dict.fromkeys(_numbers_of(cls).keys() - numbers.keys(), ABSENT)).items():
-                now = vars(cls).get(name, ABSENT)
-                if (id(cls), name) not in self._places and differ(number, now) and not is_number(now):
-                    yield cls, name, number
 
     def put_back(self) -> None:
         """Undo what the program has written into attributes and containers."""
@@ -216,7 +205,7 @@ class Follower:
 
     def forget(self) -> None:
         for table in vars(self).values():
-            if isinstance(table, (dict, list)) and table is not self.classes:
+            if isinstance(table, (dict, list, ClassNumbers)) and table is not self.classes:
                 table.clear()
 
     # While the program runs.
@@ -260,11 +249,8 @@ class Follower:
             optional = (name for name in self._asked if not hasattr(types.FunctionType, name))  # `__eq__` is another object at each look
             for name in sorted({*(before.keys() & self._words), *optional}):
                 self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
-        for cls, numbers in self._numbers.items():
-            for name, item in vars(cls).items():
-                is_old = not is_plain(item) or (name in numbers and not differ(numbers[name], item))
-                if is_old and name in self._words and not name.startswith("__"):
-                    self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
+        for cls, name in self._numbers.unchanged(self._words):
+            self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
         for cached in self._caches:
             name = getattr(cached, "__qualname__", type(cached.__wrapped__).__name__)  # of a partial
             for key in (memory := answers(cached)):
@@ -362,14 +348,11 @@ class Follower:
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
         """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
-        for base in (*_users_bases(cls), *_users_bases(type(cls))):
-            self._note_numbers(base)
+        for base in (*users_bases(cls), *users_bases(type(cls))):
+            self._numbers.note(base)
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):
                     self._follow_code(function)
-
-    def _note_numbers(self, cls: type) -> None:
-        self._numbers.setdefault(cls, _numbers_of(cls))
 
     def _of_function(self, function: types.FunctionType) -> None:
         """Its variables, the globals that it names, its defaults."""
@@ -423,7 +406,7 @@ class Follower:
         for name in chain:
             if not isinstance(item, (types.ModuleType, type)) and not (isinstance(item, types.FunctionType) and is_users(item)):
                 return
-            users = isinstance(item, types.FunctionType) or _is_of_users(item)
+            users = isinstance(item, types.FunctionType) or is_of_user(item)
             self.note(item, name, f"attribute {name!r} of {item.__name__}", line)
             item = static_attribute(item, name)
             if users or isinstance(item, Mapping):
@@ -434,25 +417,7 @@ class Follower:
 
 def _is_object(item: Any) -> bool:
     """Whether it is of a class of the user's, and no module or container."""
-    return not isinstance(item, (*_NOT_FOLLOWED, *CONTAINERS, nn.Module)) and _is_of_users(type(item))
-
-
-def _users_bases(cls: type) -> Iterator[type]:
-    """A class, and those that it derives from, but for libraries' own."""
-    for base in cls.__mro__:
-        file = getattr(sys.modules.get(base.__module__), "__file__", None)
-        if base not in (object, type) and not (isinstance(file, str) and is_library(file)):
-            yield base
-
-
-def _numbers_of(cls: type) -> dict[str, Any]:
-    """The numbers and texts in a class's own attributes, but for what Python keeps there."""
-    return {name: item for name, item in vars(cls).items() if is_plain(item) and not name.startswith("__")}
-
-
-def _counts(old: Any, new: Any) -> bool:
-    """Whether a number has become another, as counts do; a flag or a text may settle."""
-    return {type(old), type(new)} <= {int, float}
+    return not isinstance(item, (*_NOT_FOLLOWED, *CONTAINERS, nn.Module)) and is_of_user(type(item))
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -470,45 +435,3 @@ def changed_each_time(change: str) -> str:
         f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
         "keep what changes from step to step in a buffer, or count outside of the step"
     )
-
-
-def put_beside() -> list[tuple[Any, str, Any]]:
-    """The numbers and texts that the program which this thread follows has put into attributes so far."""
-    follower = listeners.get(threading.get_ident())
-    return follower.puts() if isinstance(follower, Follower) else []
-
-
-@contextmanager
-def following(
-    models: Sequence[nn.Module], functions: Iterable[Any] = (), optimizer: torch.optim.Optimizer | None = None
-) -> Iterator[Follower]:
-    """Follow what a program reads that runs inside, in this thread; `models` are looked at elsewhere."""
-    thread = threading.get_ident()
-    before, follower = listeners.get(thread), Follower(models, functions, optimizer)
-
-    def end() -> None:
-        follower.turn_back()
-        if before is None:
-            listeners.pop(thread, None)
-        else:
-            listeners[thread] = before
-        while follower.classes:
-            let_go(follower.classes.pop())
-
-    with undoing() as undo:
-        undo(end)
-        listeners[thread] = follower
-        try:
-            yield follower
-        except LeavingError:
-            follower.refuse_moved()  # another attempt would move it once more
-            raise
-
-
-def _is_of_users(item: Any) -> bool:
-    """Whether a module, or the module of a class, was written by the user."""
-    module = item if isinstance(item, types.ModuleType) else sys.modules.get(item.__module__)
-    if module is None or module.__name__ in sys.builtin_module_names:
-        return False
-    file = getattr(module, "__file__", None)
-    return not (isinstance(file, str) and is_library(file))

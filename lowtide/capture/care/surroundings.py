@@ -34,6 +34,7 @@ from lowtide.kernels.optimizers import each_of
 _MOST = 20_000  # objects that are looked at
 _CONTAINERS = (list, dict, set, collections.deque)
 _WITHIN = ("fget", "fset", "__func__", "func")  # of properties, class methods, partial methods
+_LEFT_ALONE = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
 _OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -101,7 +102,7 @@ def _found(roots: list[Any], given: set[int], seen: set[int], undo: Callable[[Un
     waiting, restores, most = collections.deque(roots), list[Undo](), len(seen) + _MOST
     while waiting and len(seen) < most:
         item = waiting.popleft()
-        if id(item) in seen or _is_left_alone(item):
+        if id(item) in seen or isinstance(item, _LEFT_ALONE):
             continue
         seen.add(id(item))
         if (called := called_by(item)) is not None:
@@ -133,10 +134,6 @@ def called_by(item: Any) -> tuple[Any, ...] | None:
     if isinstance(item, functools.partial):
         return item.func, *item.args, *item.keywords.values()
     return None
-
-
-def _is_left_alone(item: Any) -> bool:
-    return isinstance(item, (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer))
 
 
 def is_of_users(item: Any) -> bool:

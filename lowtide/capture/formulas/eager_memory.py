@@ -34,16 +34,12 @@ _ZEROS = {f"aten.{name}.default" for name in ("zeros", "zeros_like", "new_zeros"
 _CHOICE = "aten.where.self"
 _NEAR = 8  # nodes: between a formula's zeros and what it writes there are views and conversions of places
 
-_rare: ContextVar[bool] = ContextVar("rare", default=False)
+rare_data: ContextVar[bool] = ContextVar("rare", default=False)
 
 
 def rarely() -> AbstractContextManager[None]:
     """What is computed within, eager computes for rare data alone."""
-    return during(_rare, True)
-
-
-def is_rare() -> bool:
-    return _rare.get()
+    return during(rare_data, True)
 
 
 def of_usual_data(nodes: Sequence[Node], rare: Set[str]) -> tuple[tuple[Node, ...], frozenset[str]]:

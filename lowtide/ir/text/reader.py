@@ -45,7 +45,7 @@ class _GraphReader:
             line = self._next(scopes[-1].indent)
             if not line.startswith("return ("):
                 scopes[-1].add(line)
-                if self._body_follows(scopes[-1].indent):
+                if self._peek().startswith(f"{scopes[-1].indent}{_INDENT}def body("):
                     scopes.append(self._open("body", scopes[-1].indent + _INDENT))
                 continue
             graph = scopes.pop().close(line)
@@ -65,9 +65,6 @@ class _GraphReader:
             scope.add_input(self._next(indent + _INDENT))
         self._next(indent)
         return scope
-
-    def _body_follows(self, indent: str) -> bool:
-        return self._peek().startswith(f"{indent}{_INDENT}def body(")
 
     def _peek(self) -> str:
         """The next line that is not empty; "" at the end."""
