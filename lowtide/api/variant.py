@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from lowtide.regions.compilation import compiled_runners
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies import host_memory
+from lowtide.runtime.graphs.capturable import Capturable, not_replayed, text_of
+from lowtide.runtime.graphs.steps import GraphedCall, StepGraphs
 from lowtide.runtime.premises import Premises, SettingsCheck
 from lowtide.runtime.program import Program
 from lowtide.runtime.ranks import UNANSWERED
@@ -147,17 +149,16 @@ class Variant:
 
     @cached_property
     def not_replayed(self) -> str:
-        """What replays of a CUDA graph of the program would leave out, or do to memory of others, and what to do; "" where nothing."""
-        for node in self.decision.graph.nodes:
-            for before, _ in node.writes:
-                if is_transfer(node):
-                    return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
-                if torch.device(before.storage.device).type == "cpu":
-                    return (
-                        f"it writes {before.storage.name} on the host, which happens once, while the graph is captured. Keep it on the "
-                        "device: optimizers do with capturable=True"
-                    )
-        return ""
+        """What replays of a caller's CUDA graph of the program would leave out, or do to memory of others; "" where nothing."""
+        return not_replayed(self.decision.graph)
+
+    @cached_property
+    def capturable(self) -> Capturable:
+        """Whether it can be a CUDA graph by itself, on the device where most of what it reads lies."""
+        devices = [torch.device(value.storage.device) for value in self.decision.graph.inputs]
+        return Capturable.of(
+            self.decision.graph, self.captured.slots, max(devices, key=lambda each: each.type, default=torch.device("cpu"))
+        )
 
     @property
     def is_generated(self) -> bool:
@@ -196,16 +197,16 @@ class Variant:
         self.check(inputs)
         return inputs
 
-    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
+    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None, graphs: StepGraphs | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         if "cuda" in self.program.autocast_devices and torch.cuda.is_current_stream_capturing() and self.not_replayed:
             raise StepError(f"a CUDA graph is captured, and its replays would not do what the step does: {self.not_replayed}")
         now.set_apart(self.captured.alone, self.captured.constants)
         try:
-            if arena is None:
-                outputs = self.program(inputs)
+            if graphs is not None:
+                outputs = graphs.run(self._call(inputs, arena))
             else:
-                outputs = arena.run(self.program, lambda: self.program(inputs), self.shape, lambda: expected(self.plan))
+                outputs = self.program(inputs) if arena is None else self._served(arena, lambda: self.program(inputs))
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
             tell_harm(error, self.decision, self.program)
             raise
@@ -221,3 +222,20 @@ class Variant:
         self.captured.outputs.put(outputs[:results], before)
         self.captured.flags.put()
         return self.captured.result(outputs[:results], before), stepped
+
+    def _served(self, arena: Arena, run: Callable[[], list[Any]]) -> list[Any]:
+        return arena.run(self.program, run, self.shape, lambda: expected(self.plan))
+
+    def _call(self, inputs: Sequence[Any], arena: Arena | None) -> GraphedCall:
+        run = (lambda call: call()) if arena is None else partial(self._served, arena)
+        key = self.program, self.shape
+        return GraphedCall(key, self.program, self.capturable, inputs, run, arena, self._makes_bytes, self._place)
+
+    def _makes_bytes(self) -> int:
+        return self.plan.peak_bytes - self.plan.resident_bytes
+
+    def _place(self, error: BaseException) -> str:
+        line = self.program.line_of(error)
+        at = positions(self.decision)[line - 1] if line else -1
+        order = self.decision.order
+        return text_of(self.decision.graph.nodes[order[at]]) if 0 <= at < len(order) else ""
