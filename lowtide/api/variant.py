@@ -8,7 +8,7 @@ parameters have been updated and others have not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.lower.numbers import NumberTensors
 from lowtide.lower.python import lower, positions
 from lowtide.lower.transfers import swaps
 from lowtide.plan.contents import Decision
@@ -32,7 +33,7 @@ from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies import host_memory
 from lowtide.runtime.graphs.capturable import Capturable, not_replayed, text_of
-from lowtide.runtime.graphs.steps import GraphedCall, StepGraphs
+from lowtide.runtime.graphs.steps import GraphedCall, NumberCopies, StepGraphs
 from lowtide.runtime.premises import Premises, SettingsCheck
 from lowtide.runtime.program import Program
 from lowtide.runtime.ranks import UNANSWERED
@@ -155,10 +156,20 @@ class Variant:
     @cached_property
     def capturable(self) -> Capturable:
         """Whether it can be a CUDA graph by itself, on the device where most of what it reads lies."""
-        devices = [torch.device(value.storage.device) for value in self.decision.graph.inputs]
-        return Capturable.of(
-            self.decision.graph, self.captured.slots, max(devices, key=lambda each: each.type, default=torch.device("cpu"))
-        )
+        return Capturable.of(self.decision.graph, self.captured.slots, self._device)
+
+    @property
+    def _device(self) -> str:
+        return max((value.storage.device for value in self.decision.graph.inputs), default="cpu")
+
+    @cached_property
+    def number_copies(self) -> NumberCopies | None:
+        """The program that reads numbers from tensors where these keep their bits; None where no number is as well a tensor."""
+        found = NumberTensors.of(self.decision, self._device)
+        if found is None:
+            return None
+        program, arithmetic = replace(self.program, source=lower(found.decision)), Program(lower(found.arithmetic), False, ())
+        return NumberCopies(program, arithmetic, found.numbers, tuple(getattr(torch, each) for each in found.dtypes), found.free)
 
     @property
     def is_generated(self) -> bool:
@@ -229,7 +240,7 @@ class Variant:
     def _call(self, inputs: Sequence[Any], arena: Arena | None) -> GraphedCall:
         run = (lambda call: call()) if arena is None else partial(self._served, arena)
         key = self.program, self.shape
-        return GraphedCall(key, self.program, self.capturable, inputs, run, arena, self._makes_bytes, self._place)
+        return GraphedCall(key, self.program, self.capturable, self.number_copies, inputs, run, arena, self._makes_bytes, self._place)
 
     def _makes_bytes(self) -> int:
         return self.plan.peak_bytes - self.plan.resident_bytes

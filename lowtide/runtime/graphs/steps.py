@@ -62,6 +62,20 @@ class GraphReport:
         return "; ".join(pieces)
 
 
+@dataclass(frozen=True, eq=False)
+class NumberCopies:
+    """A program that reads numbers from tensors, which are written before it is replayed."""
+
+    program: Program  # with tensors of no dimensions behind its inputs
+    arithmetic: Program  # what they hold, of numbers among the inputs
+    numbers: tuple[int, ...]  # those inputs
+    dtypes: tuple[torch.dtype, ...]  # by tensor
+    free: frozenset[int]  # inputs that may be other numbers at each call
+
+    def now(self, inputs: Sequence[Any]) -> list[Any]:
+        return self.arithmetic([inputs[at] for at in self.numbers])
+
+
 @dataclass(frozen=True)
 class GraphedCall:
     """One call of a program, as graphs want it."""
@@ -69,6 +83,7 @@ class GraphedCall:
     key: Hashable  # of the program
     program: Program
     capturable: Capturable
+    numbers: NumberCopies | None
     inputs: Sequence[Any]
     run: Callable[[Callable[[], list[Any]]], list[Any]]  # has a call of the program take its memory where it should
     arena: Arena | None
@@ -88,7 +103,7 @@ class GraphedCall:
         found: list[Any] = [stream, 0 if self.arena is None else self.arena.generation]
         for at, item in enumerate(self.inputs):
             if not isinstance(item, torch.Tensor):
-                found.append(_bits(item))
+                found.append(None if self.numbers is not None and at in self.numbers.free else _bits(item))
             elif at in batch:
                 found.append((item.shape, item.stride(), item.dtype, item.data_ptr() % (align_bytes or _ALL)))
             else:
@@ -128,6 +143,7 @@ class _Layout:
     results: tuple[Any, ...]  # _Fresh, _Given, or what is no tensor
     nbytes: int
     copies: Mapping[int, int] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()  # where those lie that are tensors
 
     @classmethod
     def of(cls, inputs: Sequence[Any], outputs: Sequence[Any]) -> _Layout:
@@ -151,13 +167,14 @@ class _Layout:
             results.append(_Fresh(begins[storage.data_ptr()], layout))
         return cls(tuple(results), nbytes)
 
-    def with_copies(self, inputs: Sequence[Any], copied: Sequence[int], align_bytes: int) -> _Layout:
-        """The same with room for these inputs, each aligned as it is now, up to so many bytes."""
+    def with_copies(self, inputs: Sequence[Any], copied: Sequence[int], align_bytes: int, numbers: int) -> _Layout:
+        """The same with room for these inputs, each aligned as it is now, up to so many bytes, and for numbers."""
         places, nbytes = dict[int, int](), self.nbytes
         for at in copied:
             shift = inputs[at].data_ptr() % align_bytes
             places[at], nbytes = nbytes + shift, nbytes + _rounded(shift + _span_bytes(inputs[at]))
-        return _Layout(self.results, nbytes, places)
+        begins = tuple(nbytes + at * ALIGN_BYTES for at in range(numbers))
+        return _Layout(self.results, nbytes + numbers * ALIGN_BYTES, places, begins)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +186,8 @@ class _Captured:
     layout: _Layout
     block: torch.Tensor
     keeps: tuple[Any, ...]  # generators, which it refers to
+    numbers: tuple[torch.Tensor, ...]
+    latest: list[Any]  # what these hold; None before they are first written
 
 
 @dataclass
@@ -272,16 +291,19 @@ class StepGraphs:
 
     def _captured(self, device: GraphDevice, entry: _Entry, layout: _Layout, call: GraphedCall) -> list[Any]:
         """Capture the program, and run it so."""
-        if entry.copies:
-            layout = layout.with_copies(call.inputs, call.capturable.batch, device.align_bytes)
+        changing, copied = call.numbers, call.capturable.batch if entry.copies else ()
+        layout = layout.with_copies(call.inputs, copied, device.align_bytes, 0 if changing is None else len(changing.dtypes))
         block, seen = self._block_for(device, layout, call), entry.latest
         assert seen is not None, "a call came before"
         given = [*call.inputs]
         for at, begin in layout.copies.items():
             given[at] = _static(block, begin, call.inputs[at])
+        dtypes = () if changing is None else changing.dtypes
+        numbers = tuple(_number(block, begin, dtype) for begin, dtype in zip(layout.numbers, dtypes, strict=True))
+        body = _Body(call.program if changing is None else changing.program, [*given, *numbers], layout, block)
         generators = tuple(item for item in call.inputs if isinstance(item, torch.Generator))
         try:
-            handle = device.capture(_Body(call.program, given, layout, block), generators, call.run)
+            handle = device.capture(body, generators, call.run)
         except Exception as error:
             self._refuse(entry, call, error)
             return self._without(entry.refusal, call)
@@ -289,7 +311,7 @@ class StepGraphs:
             raise interrupt.with_traceback(None) from None
         if call.arena is not None and call.arena.generation != seen[_ARENA]:
             return self._without(_GROWN, call)
-        entry.graph = _Captured(handle, seen, layout, block, generators)
+        entry.graph = _Captured(handle, seen, layout, block, generators, numbers, [None] * len(numbers))
         self.captures += 1
         return self._replayed(entry.graph, call)
 
@@ -317,6 +339,11 @@ class StepGraphs:
 
     def _replayed(self, graph: _Captured, call: GraphedCall) -> list[Any]:
         self.replays += 1
+        for at, number in enumerate(() if call.numbers is None else call.numbers.now(call.inputs)):
+            if (bits := _bits(number)) != graph.latest[at]:
+                graph.latest[at] = None  # an interrupt may come between
+                call.program.beneath(graph.numbers[at].fill_, number)
+                graph.latest[at] = bits
         return call.program.beneath(lambda inputs: _run_of(graph, inputs), call.inputs)
 
 
@@ -376,6 +403,11 @@ def _static(block: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor
     """A tensor in the block that lies as another does in its own memory."""
     elements = block[begin : begin + _span_bytes(like)].view(like.dtype)
     return elements.as_strided(like.size(), like.stride(), elements.storage_offset())
+
+
+def _number(block: torch.Tensor, begin: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of no dimensions in the block."""
+    return block[begin : begin + dtype.itemsize].view(dtype)[0]
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:
