@@ -193,9 +193,9 @@ class Run:
         GPU under a limit. "always": everywhere; where there can be none a warning says so. "auto": where there can be one. "never".
         `step.arena` tells how much was served, and `step.empty_arena()` gives the memory back until the next call.
     graph: run the step as a CUDA graph: recorded once, and launched as a whole, where issuing operators from Python takes longer than they
-        do. "auto": each program that can be one is captured at its second call, if that finds the same addresses and numbers as the first;
-        one that cannot runs from Python. "always": there a StepError says why, and what to change. "never", the default, as it has not
-        been measured on a GPU yet. A graph holds Python numbers as they were. One that changes once, as a learning rate does after an
+        do. "auto": a program is captured at its second call, if that finds the same addresses and numbers as the first. One that cannot
+        be a graph runs from Python. "always": there an error says why, and what to change. "never", the default: no GPU has shown yet what
+        it gains. A graph holds Python numbers as they were. One that changes once, as a learning rate does after an
         epoch, costs two calls from Python. One that changes at each step has to be a tensor (`lr=torch.tensor(1e-3, device="cuda")`), which
         fused and capturable optimizers read anew. Tensors of a batch that lie elsewhere than before are copied to where the graph reads.
         What the step returns is copied out of the graph's memory. A limit holds with these copies; it needs an arena, and no

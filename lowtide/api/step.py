@@ -365,6 +365,8 @@ class Step:
         specs, caller = self._batch.specs, self._caller
         if specs is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
             return None
+        if self._graphs is not None and self._graphs.device is not None:
+            return None
         return None if variant.inference is None else RepeatedCalls(variant.inference, variant.premises, specs, inputs)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:

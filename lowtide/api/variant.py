@@ -165,11 +165,11 @@ class Variant:
     @cached_property
     def number_copies(self) -> NumberCopies | None:
         """The program that reads numbers from tensors where these keep their bits; None where no number is as well a tensor."""
-        found = NumberTensors.of(self.decision, self._device)
-        if found is None:
+        tensors = NumberTensors.of(self.decision, self._device)
+        if tensors is None:
             return None
-        program, arithmetic = replace(self.program, source=lower(found.decision)), Program(lower(found.arithmetic), False, ())
-        return NumberCopies(program, arithmetic, found.numbers, tuple(getattr(torch, each) for each in found.dtypes), found.free)
+        program, arithmetic = replace(self.program, source=lower(tensors.decision)), Program(lower(tensors.arithmetic), False, ())
+        return NumberCopies(program, arithmetic, tensors.numbers, tuple(getattr(torch, each) for each in tensors.dtypes), tensors.free)
 
     @property
     def is_generated(self) -> bool:

@@ -72,9 +72,9 @@ def _refusals(graph: Graph, host: str) -> Iterator[str]:
 
 
 def _of_node(node: Node, host: str, changing: set[Storage]) -> Iterator[str]:
-    made = [value for value in node.outputs if value is not None and value.storage.kind is not Kind.SCALAR]
+    results = [value for value in node.outputs if value is not None and value.storage.kind is not Kind.SCALAR]
     read_on_host = [value for value in node.inputs if _on(value.storage, host)]
-    makes_on_host = any(_on(value.storage, host) for value in made) and not is_transfer(node)
+    makes_on_host = any(_on(value.storage, host) for value in results) and not is_transfer(node)
     if is_collective(node):
         yield f"{text_of(node)} is exchanged with other processes, which call for it at each step"
     elif node.op == STOP:

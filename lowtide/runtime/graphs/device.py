@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -52,6 +54,7 @@ class CudaGraphs:
         self._side: torch.cuda.Stream | None = None
         self._last: torch.cuda.Stream | None = None  # that runs were given to
         self._pool = torch.cuda.graph_pool_handle()
+        self._alive = WeakSet[torch.cuda.CUDAGraph]()  # on that pool, which goes with the last of them
 
     def capturing(self) -> bool:
         with torch.cuda.device(self._device):
@@ -74,6 +77,8 @@ class CudaGraphs:
             # What earlier steps have left in PyTorch's own pools is of no use to a graph.
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+            if not self._alive:
+                self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             for generator in generators:
                 graph.register_generator_state(generator)
@@ -85,6 +90,7 @@ class CudaGraphs:
                     have_workspaces()
                     around(lambda: self._captured(graph, body))
                 before.wait_stream(self._side)
+                self._alive.add(graph)
             finally:
                 if collects:
                     gc.enable()
@@ -101,20 +107,18 @@ class CudaGraphs:
         return []
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed, and do what `capture_end` leaves undone where a forbidden call has ended it."""
+        """End a capture that failed. What a forbidden call has ended cannot end well."""
         try:
             if torch.cuda.is_current_stream_capturing():
                 graph.capture_end()
         except RuntimeError:
-            # PyTorch's allocator would go on to ask the graph which streams are its own; that of pinned memory does.
-            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-            torch._C._cuda_releasePool(self._device.index, self._pool)
-            _FAILED.append(graph)
+            with suppress(RuntimeError):  # before 2.14 PyTorch's allocator would go on to ask the graph which streams are its own
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            _FAILED.append(graph)  # as that of pinned memory may
         graph.reset()
         self._pool = torch.cuda.graph_pool_handle()
 
     def release(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -100,15 +100,15 @@ class GraphedCall:
         Of a batch that is copied (`align_bytes`) how its tensors lie.
         """
         batch = self.capturable.batch
-        found: list[Any] = [stream, 0 if self.arena is None else self.arena.generation]
+        facts: list[Any] = [stream, 0 if self.arena is None else self.arena.generation]
         for at, item in enumerate(self.inputs):
             if not isinstance(item, torch.Tensor):
-                found.append(None if self.numbers is not None and at in self.numbers.free else _bits(item))
+                facts.append(None if self.numbers is not None and at in self.numbers.free else _bits(item))
             elif at in batch:
-                found.append((item.shape, item.stride(), item.dtype, item.data_ptr() % (align_bytes or _ALL)))
+                facts.append((item.shape, item.stride(), item.dtype, item.data_ptr() % (align_bytes or _ALL)))
             else:
-                found.append(item.data_ptr())
-        return tuple(found)
+                facts.append(item.data_ptr())
+        return tuple(facts)
 
 
 def _bits(item: Any) -> Any:
