@@ -156,16 +156,25 @@ class Variant:
     @cached_property
     def capturable(self) -> Capturable:
         """Whether it can be a CUDA graph by itself, on the device where most of what it reads lies."""
-        return Capturable.of(self.decision.graph, self.captured.slots, self._device)
+        capturable = Capturable.of(self.decision.graph, self.captured.slots, self._device)
+        if capturable.refusal or self.program.host is None or self.program.host_bytes is None:
+            return capturable
+        return replace(
+            capturable, refusal='it keeps to a limit of the host\'s memory, of which a graph would pin its part again: leave "host" out'
+        )
 
     @property
     def _device(self) -> str:
         return max((value.storage.device for value in self.decision.graph.inputs), default="cpu")
 
     @cached_property
+    def _number_tensors(self) -> NumberTensors | None:
+        return NumberTensors.of(self.decision, self._device)
+
+    @cached_property
     def number_copies(self) -> NumberCopies | None:
         """The program that reads numbers from tensors where these keep their bits; None where no number is as well a tensor."""
-        tensors = NumberTensors.of(self.decision, self._device)
+        tensors = self._number_tensors
         if tensors is None:
             return None
         program, arithmetic = replace(self.program, source=lower(tensors.decision)), Program(lower(tensors.arithmetic), False, ())
@@ -239,14 +248,22 @@ class Variant:
 
     def _call(self, inputs: Sequence[Any], arena: Arena | None) -> GraphedCall:
         run = (lambda call: call()) if arena is None else partial(self._served, arena)
-        key = self.program, self.shape
-        return GraphedCall(key, self.program, self.capturable, self.number_copies, inputs, run, arena, self._makes_bytes, self._place)
+        return GraphedCall((self.program, self.shape), self.program, self._prepared, inputs, run, arena, self._makes_bytes, self._place)
+
+    def _prepared(self) -> tuple[Capturable, NumberCopies | None]:
+        return self.capturable, None if self.capturable.refusal else self.number_copies
 
     def _makes_bytes(self) -> int:
         return self.plan.peak_bytes - self.plan.resident_bytes
 
     def _place(self, error: BaseException) -> str:
-        line = self.program.line_of(error)
-        at = positions(self.decision)[line - 1] if line else -1
-        order = self.decision.order
-        return text_of(self.decision.graph.nodes[order[at]]) if 0 <= at < len(order) else ""
+        """The operator of a failed capture, and where it stands in the caller's program; "" for none."""
+        programs: list[tuple[Program, Decision]] = [(self.program, self.decision)]
+        if self._number_tensors is not None and self.number_copies is not None:
+            programs.append((self.number_copies.program, self._number_tensors.decision))
+        for program, decision in programs:
+            line = program.line_of(error)
+            at = positions(decision)[line - 1] if line else -1
+            if 0 <= at < len(decision.order):
+                return text_of(decision.graph.nodes[decision.order[at]])
+        return ""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 
 import pytest
 import torch
 from torch import nn
 
 import lowtide
+from lowtide.planning import machine
+from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL
+from tests.swapping import random_sequence, swapping
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 PLANNING = lowtide.Planning(progress=False, workspaces=False)
@@ -25,8 +29,8 @@ def _mlp(width=64, rows=32, dropout=0.1):
 
 def _step(model, batch, graph, loss=lambda model, x: model(x).square().mean(), **options):
     optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
-    run = lowtide.Run(graph=graph, arena=options.pop("arena", "never"))
-    return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, planning=PLANNING, run=run, **options), optimizer
+    options = {"planning": PLANNING, "run": lowtide.Run(graph=graph, arena=options.pop("arena", "never")), **options}
+    return lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **options), optimizer
 
 
 def _trained(graph, turns=6, **options):
@@ -132,6 +136,40 @@ def test_a_limit_holds_with_a_graph():
     assert beyond < 2**20  # the native allocator splits no rest under 1 MiB
     assert copies <= batch.nbytes + 8 * 512  # the loss, and the numbers of the optimizer
     assert step.plan.peak_bytes + copies <= 0.9 * step.plan.eager_peak_bytes + 4 * 512
+
+
+def test_a_graph_swaps_by_copies_of_its_own(monkeypatch):
+    monkeypatch.setattr(machine, "equal_graphs", swapping(lambda graph: random_sequence(graph, random.Random(0), 0.0, 0.3), []))
+    model, batch = _mlp(dropout=0.0)
+    step, _ = _step(model, batch, "always", planning=lowtide.Planning(workspaces=False, solver=ProgramOrder()))
+    for _ in range(4):
+        step(batch)
+    assert "host.store(" in step.source
+    assert step.graph.replays == 2
+
+
+class _Drawing(nn.Linear):
+    def forward(self, x):
+        noise = torch.rand(x.shape, device=x.device, generator=GENERATOR)
+        return super().forward(nn.functional.dropout(x + noise, 0.5))
+
+
+GENERATOR = torch.Generator("cuda") if torch.cuda.is_available() else None
+
+
+def test_a_graph_draws_from_the_callers_generators():
+    """As many numbers as from Python, of both."""
+    offsets = []
+    for graph in ("never", "always"):
+        GENERATOR.manual_seed(3)
+        torch.cuda.manual_seed(4)
+        model, batch = _Drawing(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+        step, _ = _step(model, batch, graph)
+        for _ in range(5):
+            step(batch)
+        offsets.append((GENERATOR.get_offset(), torch.cuda.default_generators[0].get_offset()))
+    assert step.graph.replays == 3
+    assert offsets[0] == offsets[1] != (0, 0)
 
 
 @torch.library.custom_op("lowtide_tests::waits", mutates_args=())

@@ -246,6 +246,21 @@ def test_the_second_of_two_threads_runs_from_python():
     assert step.graph.calls_without["the same step was running"] == 1
 
 
+class _Both(nn.Module):
+    def forward(self, x, y):
+        return x, y[1:], y, (x - y).abs()
+
+
+def test_tensors_that_are_one_at_first_are_two_later():
+    model, (x, y, z) = _Both(), torch.randn(3, 4, 5)
+    step = lowtide.optimize(model, (x, y), planning=PLANNING, run=lowtide.Run(graph="always"))
+    for pair in ((x, x), (x, x), (x, y), (y.clone(), z), (z.expand(4, 5), z), (z, x[1:].repeat(2, 1)[:4])):
+        results = step(*pair)
+        assert all(map(torch.equal, results, model(*pair)))
+        assert [each.data_ptr() for each in results[:3]] == [pair[0].data_ptr(), pair[1][1:].data_ptr(), pair[1].data_ptr()]
+    assert step.graph.replays == 5
+
+
 def test_shapes_share_one_block_and_graphs_go_as_it_grows():
     model = nn.Linear(4, 4).eval()
     batches = [torch.randn(rows, 4) for rows in (2, 40, 80)]

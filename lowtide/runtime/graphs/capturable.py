@@ -41,6 +41,7 @@ class Capturable:
     names: tuple[str, ...]  # of the inputs, as messages name them
     numbers: tuple[int, ...]  # inputs that are no tensors: a graph holds them as they were
     batch: tuple[int, ...]  # inputs of the batch: those that a graph may read from copies
+    owners: tuple[tuple[int, ...], ...]  # by output: the inputs on its storage
 
     @classmethod
     def of(cls, graph: Graph, slots: Sequence[Slot], device: str) -> Capturable:
@@ -53,7 +54,8 @@ class Capturable:
         for at in batch:
             if not refusal and pairs[at][0].storage in written:
                 refusal = f"it writes {slots[at]}, which each call gives anew; compute out of place in the loss"
-        return cls(refusal, tuple(map(str, slots)), numbers, batch)
+        owners = tuple(tuple(at for at, (value, _) in enumerate(pairs) if value.storage is each.storage) for each in graph.outputs)
+        return cls(refusal, tuple(map(str, slots)), numbers, batch, owners)
 
 
 def _refusals(graph: Graph, host: str) -> Iterator[str]:

@@ -82,8 +82,7 @@ class GraphedCall:
 
     key: Hashable  # of the program
     program: Program
-    capturable: Capturable
-    numbers: NumberCopies | None
+    prepare: Callable[[], tuple[Capturable, NumberCopies | None]]  # what is known of the program, asked once
     inputs: Sequence[Any]
     run: Callable[[Callable[[], list[Any]]], list[Any]]  # has a call of the program take its memory where it should
     arena: Arena | None
@@ -94,21 +93,10 @@ class GraphedCall:
         """As without a graph."""
         return self.run(lambda: self.program(self.inputs))
 
-    def seen(self, stream: int, align_bytes: int | None) -> tuple[Any, ...]:
-        """What a graph takes for granted: stream, arena, and by input addresses and numbers.
-
-        Of a batch that is copied (`align_bytes`) how its tensors lie.
-        """
-        batch = self.capturable.batch
-        facts: list[Any] = [stream, 0 if self.arena is None else self.arena.generation]
-        for at, item in enumerate(self.inputs):
-            if not isinstance(item, torch.Tensor):
-                facts.append(None if self.numbers is not None and at in self.numbers.free else _bits(item))
-            elif at in batch:
-                facts.append((item.shape, item.stride(), item.dtype, item.data_ptr() % (align_bytes or _ALL)))
-            else:
-                facts.append(item.data_ptr())
-        return tuple(facts)
+    @property
+    def generation(self) -> int:
+        """Of the arena's memory."""
+        return 0 if self.arena is None else self.arena.generation
 
 
 def _bits(item: Any) -> Any:
@@ -146,21 +134,19 @@ class _Layout:
     numbers: tuple[int, ...] = ()  # where those lie that are tensors
 
     @classmethod
-    def of(cls, inputs: Sequence[Any], outputs: Sequence[Any]) -> _Layout:
-        """From a run of the program, before anything of the batch is copied."""
-        nbytes = 0
-        owners = {each.untyped_storage().data_ptr(): at for at, each in enumerate(inputs) if isinstance(each, torch.Tensor)}
-        begins, results = dict[int, int](), list[Any]()
-        for item in outputs:
+    def of(cls, inputs: Sequence[Any], outputs: Sequence[Any], owners: Sequence[tuple[int, ...]]) -> _Layout:
+        """From a run of the program, before anything of the batch is copied; `owners` are inputs on the storage of each output."""
+        nbytes, begins, results = 0, dict[int, int](), list[Any]()
+        for item, given in zip(outputs, owners, strict=True):
             if not isinstance(item, torch.Tensor):
                 results.append(item)
                 continue
             storage, layout = item.untyped_storage(), TensorLayout.of(item)
-            if storage.nbytes() and (at := owners.get(storage.data_ptr())) is not None:
-                same = next((k for k, each in enumerate(inputs) if each is item), None)
-                source = inputs[at]
+            if given:
+                same = next((at for at in given if inputs[at] is item), None)
+                source = inputs[given[0]]
                 shift = (item.storage_offset() * item.itemsize - source.storage_offset() * source.itemsize) // item.itemsize
-                results.append(_Given(at if same is None else same, same is not None, layout, shift))
+                results.append(_Given(given[0] if same is None else same, same is not None, layout, shift))
                 continue
             if storage.data_ptr() not in begins:
                 begins[storage.data_ptr()], nbytes = nbytes, nbytes + _rounded(storage.nbytes())
@@ -185,21 +171,44 @@ class _Captured:
     seen: tuple[Any, ...]
     layout: _Layout
     block: torch.Tensor
-    keeps: tuple[Any, ...]  # generators, which it refers to
+    copies: tuple[tuple[int, torch.Tensor], ...]  # by input of the batch where it is copied to
     numbers: tuple[torch.Tensor, ...]
     latest: list[Any]  # what these hold; None before they are first written
+    keeps: tuple[Any, ...]  # generators, which it refers to
 
 
 @dataclass
 class _Entry:
     """What is known of one program."""
 
+    capturable: Capturable
+    numbers: NumberCopies | None
     graph: _Captured | None = None
     latest: tuple[Any, ...] | None = None  # what the latest call found
     changed: bool = False  # whether the one before found something else
     copies: bool = False  # whether batches are copied
     layout: _Layout | None = None
-    refusal: str = ""
+
+    def __post_init__(self) -> None:
+        parts, free = self.capturable, frozenset[int]() if self.numbers is None else self.numbers.free
+        self.refusal = parts.refusal
+        self._numbers = [at for at in parts.numbers if at not in free]
+        others = {*parts.batch, *parts.numbers}
+        self._fixed = [at for at in range(len(parts.names)) if at not in others]
+        self.order = [*parts.batch, *self._numbers, *self._fixed]  # of the inputs in what is seen of them
+
+    def seen(self, stream: int, call: GraphedCall, align_bytes: int) -> tuple[Any, ...]:
+        """What a graph takes for granted: stream, arena, how a batch lies, numbers, addresses of all else."""
+        inputs, modulus = call.inputs, align_bytes if self.copies else _ALL
+        batch = [
+            (each.shape, each.stride(), each.dtype, each.data_ptr() % modulus) for each in map(inputs.__getitem__, self.capturable.batch)
+        ]
+        numbers = [_bits(inputs[at]) for at in self._numbers]
+        return (stream, call.generation, *batch, *numbers, *[inputs[at].data_ptr() for at in self._fixed])
+
+    def changed_in(self, seen: Sequence[Any], before: Sequence[Any]) -> list[int]:
+        """The places at which a call found something else than the one before."""
+        return [at for at, (old, new) in enumerate(zip(before, seen, strict=True)) if old != new]
 
 
 @dataclass
@@ -257,25 +266,28 @@ class StepGraphs:
             device.release()
 
     def _run(self, device: GraphDevice, stream: int, call: GraphedCall) -> list[Any]:
-        entry = self._entries.setdefault(call.key, _Entry(refusal=call.capturable.refusal))
-        graph, seen, before = entry.graph, call.seen(stream, device.align_bytes if entry.copies else None), entry.latest
+        entry = self._entries.get(call.key)
+        if entry is None:
+            entry = self._entries[call.key] = _Entry(*call.prepare())
+        graph, seen, before = entry.graph, entry.seen(stream, call, device.align_bytes), entry.latest
         entry.latest = seen
         if graph is not None and seen == graph.seen and graph.block is self._block:
             entry.changed = False
-            return self._replayed(graph, call)
+            return self._replayed(graph, entry, call)
         if before is None:  # the first step of many optimizers runs but once
             return self._looked_at(entry, call, "the first call of a program sets up what libraries keep")
         if entry.refusal:
             if self.word == "always":
                 raise StepError(f"{_ALWAYS}: no CUDA graph can do what the step does: {entry.refusal}")
             return self._without(entry.refusal, call)
-        other = [at for at, (old, new) in enumerate(zip(before, seen, strict=True)) if old != new]
-        if not entry.copies and any(at - _BEFORE in call.capturable.batch for at in other):
-            entry.copies, entry.latest = True, call.seen(stream, device.align_bytes)
-            other = [at for at in other if at - _BEFORE not in call.capturable.batch]
+        other, of_batch = entry.changed_in(seen, before), range(_BEFORE, _BEFORE + len(entry.capturable.batch))
+        if not entry.copies and any(at in of_batch for at in other):
+            entry.copies = True
+            entry.latest = entry.seen(stream, call, device.align_bytes)
+            other = [at for at in other if at not in of_batch]
         if other or entry.layout is None:
-            why = _changed(call, other[-1]) if other else _UNKNOWN
-            if entry.changed and other and other[-1] != _ARENA and self.word == "always":
+            why = _changed(entry, other[0]) if other else _UNKNOWN
+            if entry.changed and other and other[0] != _ARENA and self.word == "always":
                 raise StepError(f"{_ALWAYS}: {why}")
             entry.changed = True
             return self._looked_at(entry, call, why)
@@ -286,21 +298,19 @@ class StepGraphs:
         """A run from Python, which tells how results lie."""
         outputs = self._without(why, call)
         if not entry.refusal:
-            entry.layout = _Layout.of(call.inputs, outputs)
+            entry.layout = _Layout.of(call.inputs, outputs, entry.capturable.owners)
         return outputs
 
     def _captured(self, device: GraphDevice, entry: _Entry, layout: _Layout, call: GraphedCall) -> list[Any]:
         """Capture the program, and run it so."""
-        changing, copied = call.numbers, call.capturable.batch if entry.copies else ()
-        layout = layout.with_copies(call.inputs, copied, device.align_bytes, 0 if changing is None else len(changing.dtypes))
-        block, seen = self._block_for(device, layout, call), entry.latest
+        copied, dtypes = entry.capturable.batch if entry.copies else (), () if entry.numbers is None else entry.numbers.dtypes
+        layout = layout.with_copies(call.inputs, copied, device.align_bytes, len(dtypes))
+        block, seen, given = self._block_for(device, layout, call), entry.latest, [*call.inputs]
         assert seen is not None, "a call came before"
-        given = [*call.inputs]
         for at, begin in layout.copies.items():
             given[at] = _static(block, begin, call.inputs[at])
-        dtypes = () if changing is None else changing.dtypes
         numbers = tuple(_number(block, begin, dtype) for begin, dtype in zip(layout.numbers, dtypes, strict=True))
-        body = _Body(call.program if changing is None else changing.program, [*given, *numbers], layout, block)
+        body = _Body(call.program if entry.numbers is None else entry.numbers.program, [*given, *numbers], layout, block)
         generators = tuple(item for item in call.inputs if isinstance(item, torch.Generator))
         try:
             handle = device.capture(body, generators, call.run)
@@ -309,11 +319,12 @@ class StepGraphs:
             return self._without(entry.refusal, call)
         except BaseException as interrupt:  # as long as it is captured nothing happens: no operator was cut short
             raise interrupt.with_traceback(None) from None
-        if call.arena is not None and call.arena.generation != seen[_ARENA]:
+        if call.generation != seen[_ARENA]:
             return self._without(_GROWN, call)
-        entry.graph = _Captured(handle, seen, layout, block, generators, numbers, [None] * len(numbers))
+        copies = tuple((at, _span(given[at])) for at in layout.copies)
+        entry.graph = _Captured(handle, seen, layout, block, copies, numbers, [None] * len(numbers), generators)
         self.captures += 1
-        return self._replayed(entry.graph, call)
+        return self._replayed(entry.graph, entry, call)
 
     def _refuse(self, entry: _Entry, call: GraphedCall, error: Exception) -> None:
         """Remember why a program cannot be captured; nothing of it has happened. Raises StepError where it has to be."""
@@ -337,9 +348,9 @@ class StepGraphs:
             self._made_bytes = made_bytes
         return block
 
-    def _replayed(self, graph: _Captured, call: GraphedCall) -> list[Any]:
+    def _replayed(self, graph: _Captured, entry: _Entry, call: GraphedCall) -> list[Any]:
         self.replays += 1
-        for at, number in enumerate(() if call.numbers is None else call.numbers.now(call.inputs)):
+        for at, number in enumerate(() if entry.numbers is None else entry.numbers.now(call.inputs)):
             if (bits := _bits(number)) != graph.latest[at]:
                 graph.latest[at] = None  # an interrupt may come between
                 call.program.beneath(graph.numbers[at].fill_, number)
@@ -349,13 +360,11 @@ class StepGraphs:
 
 def _run_of(graph: _Captured, inputs: Sequence[Any]) -> list[Any]:
     """Copy in, replay, copy out."""
-    block, layout = graph.block, graph.layout
-    for at, begin in layout.copies.items():
-        static = _static(block, begin, inputs[at])
-        _span(static).copy_(_span(inputs[at]))
+    for at, copy in graph.copies:
+        copy.copy_(_span(inputs[at]))
     graph.handle.replay()
     copies = dict[int, torch.UntypedStorage]()
-    return [_taken(each, block, inputs, copies) for each in layout.results]
+    return [_taken(each, graph.block, inputs, copies) for each in graph.layout.results]
 
 
 def _taken(result: Any, block: torch.Tensor, inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> Any:
@@ -423,15 +432,16 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def _changed(call: GraphedCall, at: int) -> str:
+def _changed(entry: _Entry, at: int) -> str:
     """What a call found otherwise than the one before, and what to do about it."""
     if at == _STREAM:
         return "it is called on another stream than before, where a CUDA graph would not wait for what uses its memory"
     if at == _ARENA:
         return _GROWN
-    name = call.capturable.names[at - _BEFORE]
-    if at - _BEFORE in call.capturable.batch:
+    which = entry.order[at - _BEFORE]
+    name = entry.capturable.names[which]
+    if which in entry.capturable.batch:
         return f"{name} has other strides than at the call before, or is aligned otherwise: give a copy of it (clone)"
-    if at - _BEFORE not in call.capturable.numbers:
+    if which not in entry.capturable.numbers:
         return f"{name} lies elsewhere than at the call before, and a CUDA graph reads where it lay: write into it (copy_)"
     return f"{name} is another number than at the call before, and a CUDA graph holds it as it was: {_TENSOR}"
