@@ -279,7 +279,7 @@ class StepMaker:
         last = family.programs[-1]
         budget = self.settings.limit.budget(last.eager_peak_bytes) if self.saved is None else self.saved.budget
         if self.settings.graph and self.saved is None and budget.memory_bytes is not None:
-            budget = replace(budget, memory_bytes=budget.memory_bytes - graph_bytes(last.captured.graph, last.granule_bytes))
+            budget = replace(budget, memory_bytes=budget.memory_bytes - graph_bytes(last.captured.graph))
         new_plans = iter(self._asked(family.planner, last.captured, budget))
         return [next(new_plans) if program.saved is None else program.saved for program in family.programs]
 

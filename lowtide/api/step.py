@@ -38,6 +38,7 @@ from lowtide.report import save as save_report
 from lowtide.report import svg
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
+from lowtide.runtime.graphs.capturable import graph_bytes
 from lowtide.runtime.graphs.steps import GraphReport, StepGraphs
 from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
@@ -163,7 +164,10 @@ class Step:
     @property
     def graph(self) -> GraphReport | None:
         """What became of calls where the step may be a CUDA graph (`Run(graph=...)`); None where it was not asked for."""
-        return None if self._graphs is None else self._graphs.report()
+        if self._graphs is None:
+            return None
+        graph = self._families[0].variants[-1].decision.graph
+        return self._graphs.report(0 if graph.dimensions or self._graphs.device is None else graph_bytes(graph))
 
     def empty_arena(self) -> None:
         """Give the memory of the arena and of CUDA graphs back until the next call, as torch.cuda.empty_cache does.

@@ -5,8 +5,8 @@
 
 Only where the bits stay the same. A product or a quotient of float32 or float64 by a number rounds once, as it does by a tensor of that
 dtype that holds the number rounded to it. With half precision it does not: kernels multiply by the number in float32, where a tensor has
-lost its lower bits. Sums with `alpha=`, `addcdiv` and `lerp` take numbers alone, or contract otherwise with tensors. A single quotient on
-CUDA multiplies by the number's inverse, where one by a tensor divides: of quotients those of lists are taken alone.
+lost its lower bits. Sums with `alpha=`, `addcdiv` and `lerp` take numbers alone, or contract otherwise with tensors. A quotient on CUDA
+multiplies by the number's inverse, where one by a tensor divides, but in lists that go the quick way: those of single elements do.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def _dtype(node: Node, reuse: int, number: Value) -> str:
     if not _AS_TENSOR.keys() >= set(called) or len(node.args) < 2 or node.args[1] is not number:
         return ""
     given = values_of(node.args[0])
+    if "div" in node.op and any(value.shape for value in given):
+        return ""
     elsewhere = any(value is number for arg in (*node.args[2:], *(arg for _, arg in node.kwargs)) for value in values_of(arg))
     dtypes = {value.dtype for value in (*given, *(each for each in node.outputs if each is not None))}
     return dtypes.pop() if not elsewhere and len(dtypes) == 1 and dtypes <= set(_DTYPES) else ""

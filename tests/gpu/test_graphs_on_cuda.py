@@ -84,10 +84,10 @@ def _nodes(graph):
     return count.value
 
 
-def _eleven(order, **run):
+def _eleven():
     model = nn.Sequential(*[each for _ in range(3) for each in (nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))]).cuda().eval()
-    batches = [torch.randn(512 * (at + 1), 256, device="cuda") for at in range(11)][::order]
-    shapes, options = lowtide.Shapes(on_new_shape="extend"), {"planning": PLANNING, "run": lowtide.Run(graph="always", **run)}
+    batches = [torch.randn(512 * (at + 1), 256, device="cuda") for at in range(11)]
+    shapes, options = lowtide.Shapes(on_new_shape="extend"), {"planning": PLANNING, "run": lowtide.Run(graph="always")}
     step = lowtide.optimize(model, batches[0], shapes=shapes, **options)
     for _ in range(4):
         for batch in batches:
@@ -96,13 +96,12 @@ def _eleven(order, **run):
 
 
 @pytest.mark.filterwarnings("ignore:lowtide has captured the step for")
-@pytest.mark.parametrize("order", [1, -1], ids=["growing", "shrinking"])
-def test_eleven_shapes_take_what_the_largest_does(order):
-    """And a replay allocates nothing but what it returns."""
+def test_eleven_shapes_take_what_the_largest_does():
+    """Though each is larger than those before; and a replay allocates nothing but what it returns."""
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    step, batches = _eleven(order)
+    step, batches = _eleven()
     assert step.graph.captured == 11
     plans = [step.plan_for(batch) for batch in batches]
     each = [plan.peak_bytes - plan.resident_bytes for plan in plans]
@@ -121,10 +120,11 @@ def test_eleven_shapes_take_what_the_largest_does(order):
 
 def test_a_limit_holds_with_a_graph():
     model, batch = _mlp(width=512, rows=4096)
-    step, _ = _step(model, batch, "always", memory="90%", arena="limit")
+    planning = lowtide.Planning(progress=False, workspaces=False, effort="quick")
+    step, _ = _step(model, batch, "always", memory="90%", arena="limit", planning=planning)
     for _ in range(6):
         step(torch.randn_like(batch))  # each lies where the one before did
-    assert (step.graph.captures, step.graph.copies_bytes) == (1, 3 * 512)
+    assert (step.graph.captures, step.graph.copies_bytes) == (1, 2 * 512)
     step(batch)
     assert step.graph.captures == 2
     copies = step.graph.copies_bytes
@@ -134,8 +134,9 @@ def test_a_limit_holds_with_a_graph():
     returned = sum(-(-each.nbytes // 512) * 512 for each in results)
     beyond = torch.cuda.max_memory_allocated() - before - (step.plan.peak_bytes - step.plan.resident_bytes) - copies - returned
     assert beyond < 2**20  # the native allocator splits no rest under 1 MiB
-    assert copies <= batch.nbytes + 8 * 512  # the loss, and the numbers of the optimizer
-    assert step.plan.peak_bytes + copies <= 0.9 * step.plan.eager_peak_bytes + 4 * 512
+    assert copies == batch.nbytes + 2 * 512  # the loss, and the numbers of the optimizer
+    assert copies + 512 <= step.graph.most_beside_bytes
+    assert step.plan.peak_bytes + step.graph.most_beside_bytes <= 0.9 * step.plan.eager_peak_bytes
 
 
 def test_a_graph_swaps_by_copies_of_its_own(monkeypatch):

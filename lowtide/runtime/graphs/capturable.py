@@ -19,6 +19,8 @@ from lowtide.ir.operators.row import ITEM, STOP, Fusion
 from lowtide.ir.operators.table import row_of
 
 ON_DEVICE = "Keep it on the device: optimizers do with capturable=True"
+ALIGN_BYTES, NUMBER_BYTES = 512, 8
+_TENSORS_A_NUMBER = 4  # at most, as far as optimizers go: a rate by itself, in a product and in two dtypes
 _DEVICE = Kind.ACTIVATION, Kind.GRADIENT, Kind.TEMPORARY
 
 
@@ -109,16 +111,18 @@ def text_of(node: Node) -> str:
     return node.op if node.source is None else f"{node.op} ({node.source.file}:{node.source.line})"
 
 
-def graph_bytes(graph: Graph, granule_bytes: int) -> int:
-    """What a graph of a program takes beside it: copies of the batch, and of what it returns two, one of them the caller's."""
-    returned = {value.storage for value in graph.outputs if value.storage.kind in _DEVICE}
+def graph_bytes(graph: Graph) -> int:
+    """What a graph of a program takes beside it at most: copies of the batch, of results two, one of them the caller's, and numbers."""
     given = {value.storage for value in graph.inputs if value.storage.kind is Kind.INPUT}
-    return sum(-(-int(each.nbytes) // granule_bytes) * granule_bytes * times for each, times in _counted(given, returned))
+    returned = {value.storage for value in graph.outputs if value.storage.kind in _DEVICE}
+    numbers = sum(value.storage.kind is Kind.SCALAR for value in graph.inputs)
+    copies = sum(rounded(int(each.nbytes)) + ALIGN_BYTES for each in given)  # each begins as it was aligned
+    return copies + 2 * sum(rounded(int(each.nbytes)) for each in returned) + rounded(_TENSORS_A_NUMBER * NUMBER_BYTES * numbers)
 
 
-def _counted(given: set[Storage], returned: set[Storage]) -> Iterator[tuple[Storage, int]]:
-    yield from ((each, 1) for each in given)
-    yield from ((each, 2) for each in returned)
+def rounded(nbytes: int) -> int:
+    """To where the next copy begins."""
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _type(storage: Storage) -> str:

@@ -26,11 +26,10 @@ from lowtide.errors import StepError
 from lowtide.ir.sizes import reach
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.copies import TensorLayout
-from lowtide.runtime.graphs.capturable import Capturable
+from lowtide.runtime.graphs.capturable import NUMBER_BYTES, Capturable, rounded
 from lowtide.runtime.graphs.device import GraphDevice, Replayed
 from lowtide.runtime.program import Program
 
-ALIGN_BYTES = 512
 _ALWAYS = 'Run(graph="always")'
 _ALL = 2**64
 _STREAM, _ARENA, _BEFORE = 0, 1, 2  # of what a graph takes for granted: the first two, and where those of inputs begin
@@ -50,6 +49,7 @@ class GraphReport:
     replays: int
     calls_without: Mapping[str, int]  # by why: each ran from Python
     copies_bytes: int  # of the block for copies of batches and of results; 0 before the first capture
+    most_beside_bytes: int  # what is promised beside the plan's peak: that block, and results that the caller is given
     absent: str = ""  # why there can be none at all
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class _Layout:
                 results.append(_Given(given[0] if same is None else same, same is not None, layout, shift))
                 continue
             if storage.data_ptr() not in begins:
-                begins[storage.data_ptr()], nbytes = nbytes, nbytes + _rounded(storage.nbytes())
+                begins[storage.data_ptr()], nbytes = nbytes, nbytes + rounded(storage.nbytes())
             results.append(_Fresh(begins[storage.data_ptr()], layout))
         return cls(tuple(results), nbytes)
 
@@ -158,9 +158,9 @@ class _Layout:
         places, nbytes = dict[int, int](), self.nbytes
         for at in copied:
             shift = inputs[at].data_ptr() % align_bytes
-            places[at], nbytes = nbytes + shift, nbytes + _rounded(shift + _span_bytes(inputs[at]))
-        begins = tuple(nbytes + at * ALIGN_BYTES for at in range(numbers))
-        return _Layout(self.results, nbytes + numbers * ALIGN_BYTES, places, begins)
+            places[at], nbytes = nbytes + shift, nbytes + rounded(shift + _span_bytes(inputs[at]))
+        begins = tuple(nbytes + at * NUMBER_BYTES for at in range(numbers))
+        return _Layout(self.results, nbytes + rounded(numbers * NUMBER_BYTES), places, begins)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,10 +206,6 @@ class _Entry:
         numbers = [_bits(inputs[at]) for at in self._numbers]
         return (stream, call.generation, *batch, *numbers, *[inputs[at].data_ptr() for at in self._fixed])
 
-    def changed_in(self, seen: Sequence[Any], before: Sequence[Any]) -> list[int]:
-        """The places at which a call found something else than the one before."""
-        return [at for at, (old, new) in enumerate(zip(before, seen, strict=True)) if old != new]
-
 
 @dataclass
 class StepGraphs:
@@ -226,10 +222,10 @@ class StepGraphs:
     _made_bytes: int = 0  # the most that a captured program takes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def report(self) -> GraphReport:
+    def report(self, most_beside_bytes: int) -> GraphReport:
         captured = sum(entry.graph is not None for entry in self._entries.values())
         copies_bytes = 0 if self._block is None else self._block.nbytes
-        return GraphReport(captured, self.captures, self.replays, dict(self.calls_without), copies_bytes, self.absent)
+        return GraphReport(captured, self.captures, self.replays, dict(self.calls_without), copies_bytes, most_beside_bytes, self.absent)
 
     def run(self, call: GraphedCall) -> list[Any]:
         """The program's outputs. Raises StepError where there has to be a graph and can be none, before anything has changed."""
@@ -280,16 +276,17 @@ class StepGraphs:
             if self.word == "always":
                 raise StepError(f"{_ALWAYS}: no CUDA graph can do what the step does: {entry.refusal}")
             return self._without(entry.refusal, call)
-        other, of_batch = entry.changed_in(seen, before), range(_BEFORE, _BEFORE + len(entry.capturable.batch))
+        other = [at for at, (old, new) in enumerate(zip(before, seen, strict=True)) if old != new]
+        of_batch = range(_BEFORE, _BEFORE + len(entry.capturable.batch))
         if not entry.copies and any(at in of_batch for at in other):
             entry.copies = True
             entry.latest = entry.seen(stream, call, device.align_bytes)
             other = [at for at in other if at not in of_batch]
         if other or entry.layout is None:
             why = _changed(entry, other[0]) if other else _UNKNOWN
-            if entry.changed and other and other[0] != _ARENA and self.word == "always":
+            changed, entry.changed = entry.changed, bool(other) and other[0] != _ARENA
+            if changed and entry.changed and self.word == "always":
                 raise StepError(f"{_ALWAYS}: {why}")
-            entry.changed = True
             return self._looked_at(entry, call, why)
         entry.changed = False
         return self._captured(device, entry, entry.layout, call)
@@ -353,7 +350,7 @@ class StepGraphs:
         for at, number in enumerate(() if entry.numbers is None else entry.numbers.now(call.inputs)):
             if (bits := _bits(number)) != graph.latest[at]:
                 graph.latest[at] = None  # an interrupt may come between
-                call.program.beneath(graph.numbers[at].fill_, number)
+                call.program.beneath(graph.numbers[at].fill_, as_kernels_round(number, graph.numbers[at].dtype))
                 graph.latest[at] = bits
         return call.program.beneath(lambda inputs: _run_of(graph, inputs), call.inputs)
 
@@ -414,6 +411,11 @@ def _static(block: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor
     return elements.as_strided(like.size(), like.stride(), elements.storage_offset())
 
 
+def as_kernels_round(number: float, dtype: torch.dtype) -> float:
+    """What a kernel of a dtype makes of a number; one that is too large is infinite, which `fill_` would refuse."""
+    return float(torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype).item())
+
+
 def _number(block: torch.Tensor, begin: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of no dimensions in the block."""
     return block[begin : begin + dtype.itemsize].view(dtype)[0]
@@ -426,10 +428,6 @@ def _span(tensor: torch.Tensor) -> torch.Tensor:
 
 def _span_bytes(tensor: torch.Tensor) -> int:
     return reach(tensor.shape, tensor.stride()) * tensor.itemsize
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _changed(entry: _Entry, at: int) -> str:
