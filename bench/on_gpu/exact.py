@@ -17,6 +17,7 @@ from bench.on_gpu.ground import Ground, Row, twin
 from lowtide.api import compare
 
 _STEPS = 3
+_GRAPHED_STEPS = 6  # of which the last are replays
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Exact:
 CASES = (
     Exact("resnet50", 16, "float32", "timm/resnext26ts"),
     Exact("resnet50", 16, "channels_last", "torchvision/mnasnet0_5"),
+    Exact("resnet50", 16, "float32, graph", "timm/resnext26ts"),
+    Exact("gpt2", 4, "bf16, graph", "transformers/gpt2/causal"),
     Exact("gpt2", 4, "bf16", "transformers/gpt2/causal"),
     Exact("bert-base", 8, "float32", "transformers/roberta/masked"),
     Exact("vit_b_16", 16, "bf16, flash", "transformers/dinov2/pictures"),
@@ -56,14 +59,15 @@ def rows(case: Exact, ground: Ground) -> Iterator[Row]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     made = _flavoured(case, ground)
-    expected, _ = _trained(twin(made), None, ground)
-    got, found = _trained(twin(made), lowtide.optimize, ground)
+    graph = "graph" in case.flavour
+    expected, _ = _trained(twin(made), None, ground, graph)
+    got, found = _trained(twin(made), lowtide.optimize, ground, graph)
     different = [key for key in expected | got if key not in expected or key not in got or not same_bits(expected[key], got[key])]
     verdict = "right" if not different else "different"
     if ground.computes_nothing:
         verdict, different = "ran", []
     if different:
-        again, _ = _trained(twin(made), None, ground)
+        again, _ = _trained(twin(made), None, ground, graph)
         verdict = "eager differs" if any(not same_bits(expected[key], again[key]) for key in expected) else verdict
     yield {"verdict": verdict, "why": ", ".join(different[:3])} | found
 
@@ -97,18 +101,32 @@ def _all() -> tuple[Any, ...]:
 _ALL = _all()
 
 
-def _trained(made: Workload, optimize: Callable[..., Any] | None, ground: Ground) -> tuple[dict[str, torch.Tensor], Row]:
-    """What some steps leave, by name, and the figures of the step where lowtide made it."""
-    optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, foreach=False)
+def _trained(made: Workload, optimize: Callable[..., Any] | None, ground: Ground, graph: bool) -> tuple[dict[str, torch.Tensor], Row]:
+    """What some steps leave, by name, and the figures of the step where lowtide made it: as a graph at a rate that falls at each step."""
+    settings = {"capturable": ground.on_gpu} if graph else {"foreach": False}
+    optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, **settings)  # type: ignore[arg-type]
     work = compare.Workload(made.model, made.batch, made.loss, optimizer)
     step = (
         None
         if optimize is None
-        else optimize(made.model, made.batch, loss=made.loss, optimizer=optimizer, planning=lowtide.Planning(progress=False))
+        else optimize(
+            made.model,
+            made.batch,
+            loss=made.loss,
+            optimizer=optimizer,
+            planning=lowtide.Planning(progress=False),
+            run=lowtide.Run(graph="auto" if graph else "never"),
+        )
     )
     call = compare.eager_step(work) if step is None else partial(step, *made.batch)
     torch.manual_seed(1)
-    found = {f"loss {index}": call() for index in range(_STEPS)}
+    found = {}
+    for index in range(_GRAPHED_STEPS if graph else _STEPS):
+        found[f"loss {index}"] = call()
+        if graph:
+            optimizer.param_groups[0]["lr"] *= 0.9
+    if graph and ground.on_gpu and step is not None and step.graph.replays < _GRAPHED_STEPS - 3:
+        raise ValueError(f"expected replays of a graph, got {step.graph}")
     found |= {f"model {key}": item.clone() for key, item in made.model.state_dict().items() if isinstance(item, torch.Tensor)}
     for index, entries in optimizer.state_dict()["state"].items():
         found |= {f"optimizer {index} {key}": item.clone() for key, item in entries.items() if isinstance(item, torch.Tensor)}

@@ -20,7 +20,7 @@ CASES = (("resnet50", 2, "timm/resnext26ts"), ("gpt2", 1, "transformers/gpt2/cau
 def rows(network: str, batch_size: int, stand_in: str, ground: Ground) -> Iterator[Row]:
     """Eager, lowtide, lowtide in a graph, and torch.compile's own graphs."""
     calls: dict[str, Callable[[], Any]] = {}
-    for name, make in (("eager", compare.eager_step), ("lowtide", _lowtide), ("lowtide, graph", partial(_graphed, ground))):
+    for name, make in (("eager", compare.eager_step), ("lowtide", _lowtide), ("lowtide, graph", partial(_lowtide, graph="auto"))):
         calls[name] = make(_work(network, batch_size, stand_in, ground))
     if not ground.dry:
         calls["reduce-overhead"] = _compiled(_work(network, batch_size, stand_in, ground))
@@ -34,26 +34,13 @@ def _work(network: str, batch_size: int, stand_in: str, ground: Ground) -> compa
     return compare.Workload(made.model, made.batch, made.loss, plain_sgd(made.model))
 
 
-def _lowtide(work: compare.Workload) -> Callable[[], Any]:
-    step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, planning=lowtide.Planning(progress=False))
+def _lowtide(work: compare.Workload, graph: str = "never") -> Callable[[], Any]:
+    """The step, with its batch; as a graph it is captured before it is timed."""
+    options: dict[str, Any] = {"planning": lowtide.Planning(progress=False), "run": lowtide.Run(graph=graph)}
+    step = lowtide.optimize(work.model, work.batch, loss=work.loss, optimizer=work.optimizer, **options)
+    for _ in range(3):
+        step(*work.batch)
     return partial(step, *work.batch)
-
-
-def _graphed(ground: Ground, work: compare.Workload) -> Callable[[], Any]:
-    """The step recorded once and replayed; the batch's tensors are where the next one is copied to."""
-    call = _lowtide(work)
-    if not ground.on_gpu:
-        return call
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def _compiled(work: compare.Workload) -> Callable[[], Any]:

@@ -37,6 +37,7 @@ from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.regions.compilation import times_ns
 from lowtide.regions.workers import begun_ahead
 from lowtide.remat.sweep import Sweep
+from lowtide.runtime.graphs.capturable import graph_bytes
 from lowtide.runtime.premises import Premises
 from lowtide.runtime.ranks import SinglePeer
 from lowtide.schedule import Solver
@@ -87,6 +88,7 @@ class PlanningSettings:
     sweeps: tuple[Sweep, ...]  # how far to look
     exact: bool = True  # eager's numbers, to the last bit
     kernels: str = "auto"  # what runs operators, as `Run` has it
+    graph: bool = False  # whether the step may be a CUDA graph, whose copies have their part of a limit
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,8 @@ class StepMaker:
         # A share is of the peak of the program that most steps run, the last; an optimizer's first step keeps to the same bytes.
         last = family.programs[-1]
         budget = self.settings.limit.budget(last.eager_peak_bytes) if self.saved is None else self.saved.budget
+        if self.settings.graph and self.saved is None and budget.memory_bytes is not None:
+            budget = replace(budget, memory_bytes=budget.memory_bytes - graph_bytes(last.captured.graph))
         new_plans = iter(self._asked(family.planner, last.captured, budget))
         return [next(new_plans) if program.saved is None else program.saved for program in family.programs]
 

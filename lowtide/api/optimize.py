@@ -21,6 +21,7 @@ from lowtide.api.arguments import (
     warn_of_nowhere_to_swap,
 )
 from lowtide.api.captures import Captures
+from lowtide.api.graphs import GraphWish
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
@@ -174,7 +175,9 @@ def optimize(
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
     check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
-    settings = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
+    wish = GraphWish("never" if obstacle else run.graph, target, dynamic is not None, group_setup.peers.several)
+    solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
+    settings = PlanningSettings(limit, run.swap_state, solver, sweeps, exact, run.kernels, counts)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, options.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)
@@ -188,9 +191,11 @@ def optimize(
     if trained is not None:
         warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)
 
+    wish.check(family.variants[-1])
+
     def new_arena(stages: Stages, limited: bool) -> StepArena | None:
         """That of a step under a limit, or under none."""
         wanted = run.arena != "never" and (run.arena != "limit" or (target.type == "cuda" and limited))
         return StepArena.of(target, planning.placer, stages, warns=run.arena != "auto") if wanted and not obstacle else None
 
-    return Step(maker, spec, family, obstacle, new_arena, shapes.on_new_shape, seen, run.check)
+    return Step(maker, spec, family, obstacle, new_arena, wish.graphs, shapes.on_new_shape, seen, run.check)

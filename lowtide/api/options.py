@@ -192,6 +192,14 @@ class Run:
         the first step has it, too, and under a limit PyTorch's allocator has no memory to break into pieces. "limit", the default: on a
         GPU under a limit. "always": everywhere; where there can be none a warning says so. "auto": where there can be one. "never".
         `step.arena` tells how much was served, and `step.empty_arena()` gives the memory back until the next call.
+    graph: run the step as a CUDA graph: recorded once, and launched as a whole, where issuing operators from Python takes longer than they
+        do. "auto": a program is captured at its second call, if that finds the same addresses and numbers as the first. One that cannot
+        be a graph runs from Python. "always": there an error says why, and what to change. "never", the default: no GPU has shown yet what
+        it gains. A graph holds Python numbers as they were. One that changes once, as a learning rate does after an
+        epoch, costs two calls from Python. One that changes at each step has to be a tensor (`lr=torch.tensor(1e-3, device="cuda")`), which
+        fused and capturable optimizers read anew. Tensors of a batch that lie elsewhere than before are copied to where the graph reads.
+        What the step returns is copied out of the graph's memory. A limit holds with these copies; it needs an arena, and no
+        `Shapes(dynamic=...)`. `step.graph` tells what was captured, and why not.
     check: what a program reads beside its model and batch is watched. In case it reads something that is not watched, the step is
         captured once more and compared. "auto": at its second call, then ever more seldom, within a hundredth of the time that the steps
         take. "always": at each call. "never". A warning names what differs. Not with `Shapes(dynamic=...)`.
@@ -206,12 +214,14 @@ class Run:
     kernels: str = "auto"
     arena: str = "limit"
     check: str = "auto"
+    graph: str = "never"
     swap: bool = True
     swap_state: bool = False
 
     def __post_init__(self) -> None:
         _word("kernels", self.kernels, KERNELS)
         _word("arena", self.arena, ARENAS)
+        _word("graph", self.graph, GRAPHS)
         _word("check", self.check, policies.CHECKS)
         _flag("swap", self.swap)
         _flag("swap_state", self.swap_state)
@@ -221,6 +231,7 @@ class Run:
 
 KERNELS = ("auto", "eager", "compiled")
 ARENAS = ("limit", "always", "auto", "never")
+GRAPHS = ("auto", "always", "never")
 VALUES = {"training": Training, "shapes": Shapes, "parallel": Parallel, "planning": Planning, "run": Run}
 PLACES = {each.name: (name, each.name) for name, kind in VALUES.items() for each in fields(kind)}
 PLACES |= {"process_group": ("parallel", "group")}

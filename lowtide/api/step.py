@@ -38,6 +38,8 @@ from lowtide.report import save as save_report
 from lowtide.report import svg
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
+from lowtide.runtime.graphs.capturable import graph_bytes
+from lowtide.runtime.graphs.steps import GraphReport, StepGraphs
 from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
 
@@ -72,11 +74,12 @@ class Step:
         family: Family,
         obstacle: str = "",
         arena: Callable[[Stages, bool], StepArena | None] | None = None,
+        graphs: Callable[[StepArena | None, bool], StepGraphs | None] | None = None,
         on_new_shape: str | None = None,
         seen: Sequence[Seen] = (),
         check: str = "auto",
     ) -> None:
-        """`arena` makes one where a step that has a limit, or has none, is to have one.
+        """`arena` makes one where a step that has a limit, or has none, is to have one; `graphs` what captures it then, if anything does.
 
         `seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed.
         """
@@ -84,12 +87,14 @@ class Step:
         self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
         self._arena = None if arena is None else arena(maker.stages, maker.settings.limit.is_limit)
         self._own_memory = None if self._arena is None else self._arena.arena
+        self._new_graphs = graphs
+        self._graphs = None if graphs is None else graphs(self._arena, maker.settings.limit.is_limit)
         self._families = [family]  # newest first
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
         self._others = OtherShapes[Step](
-            maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._arena, check)
+            maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._arena, self._graphs, check)
         )
         self._policy, self._checks = check, dict[int, SecondLook]()  # by family
         self._check = self._check_of(family)  # of the family that runs
@@ -133,7 +138,8 @@ class Step:
         varies = self._others.range is not None
         check_memories(limit, self._maker.capturing.device, machine.simulated, swap=machine.swap, varies=varies)
         maker, family = self._maker.at(limit, self._families[0], sweeps)
-        return Step(maker, self._batch, family, self._obstacle, self._new_arena, self._others.policy, self._others.seen, self._policy)
+        makes, others = (self._new_arena, self._new_graphs), self._others
+        return Step(maker, self._batch, family, self._obstacle, *makes, others.policy, others.seen, self._policy)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
@@ -155,11 +161,22 @@ class Step:
         """What the step's arena does; None where none was asked for."""
         return None if self._arena is None else self._arena.report()
 
-    def empty_arena(self) -> None:
-        """Give the arena's memory back until the next call, as torch.cuda.empty_cache does. Numbers and tensors in use do not change.
+    @property
+    def graph(self) -> GraphReport | None:
+        """What became of calls where the step may be a CUDA graph (`Run(graph=...)`); None where it was not asked for."""
+        if self._graphs is None:
+            return None
+        graph = self._families[0].variants[-1].decision.graph
+        return self._graphs.report(0 if graph.dimensions or self._graphs.device is None else graph_bytes(graph))
 
-        Nothing happens if there is no arena, or while a call is under way in another thread.
+    def empty_arena(self) -> None:
+        """Give the memory of the arena and of CUDA graphs back until the next call, as torch.cuda.empty_cache does.
+
+        Numbers and tensors in use do not change; graphs are captured again. Nothing happens if there is neither, or while a call is under
+        way in another thread.
         """
+        if self._graphs is not None:
+            self._graphs.let_go()
         if self._own_memory is not None:
             self._own_memory.empty()
 
@@ -294,7 +311,7 @@ class Step:
         if variant.program.gradients:
             warn(_TRAINS)
         self.empty_arena()  # it is a part of what the run takes
-        taken = measure_memory(lambda: done.append(self._run(variant, inputs, now)), device)
+        taken = measure_memory(lambda: done.append(variant.run(inputs, now, self._own_memory)), device)
         resident_bytes = variant.plan.resident_bytes
         pinned_bytes = 0 if variant.program.host is None else variant.program.host.taken_bytes
         self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes, pinned_bytes)
@@ -345,12 +362,14 @@ class Step:
 
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
         with self._peers.in_step():
-            return variant.run(inputs, now, self._own_memory)
+            return variant.run(inputs, now, self._own_memory, self._graphs)
 
     def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""
         specs, caller = self._batch.specs, self._caller
         if specs is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
+            return None
+        if self._graphs is not None and self._graphs.device is not None:
             return None
         return None if variant.inference is None else RepeatedCalls(variant.inference, variant.premises, specs, inputs)
 
@@ -491,6 +510,15 @@ class Step:
             self._families = [family, *(other for other in self._families if other is not family)]
 
 
-def _on_same(obstacle: str, arena: StepArena | None, check: str, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
-    """A step for another shape, on the same objects and in the same arena. It knows no other step, so that none is kept by another."""
-    return Step(maker, spec, family, obstacle, None if arena is None else lambda *_: arena, "error", check=check)
+def _on_same(
+    obstacle: str,
+    arena: StepArena | None,
+    graphs: StepGraphs | None,
+    check: str,
+    maker: StepMaker | RangeMaker,
+    spec: BatchSpec,
+    family: Family,
+) -> Step:
+    """A step for another shape, on the same objects and in the same memory. It knows no other step, so that none is kept by another."""
+    same = None if arena is None else lambda *_: arena, None if graphs is None else lambda *_: graphs
+    return Step(maker, spec, family, obstacle, *same, "error", check=check)

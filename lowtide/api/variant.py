@@ -8,8 +8,8 @@ parameters have been updated and others have not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.lower.numbers import NumberTensors
 from lowtide.lower.python import lower, positions
 from lowtide.lower.transfers import swaps
 from lowtide.plan.contents import Decision
@@ -31,6 +32,8 @@ from lowtide.regions.compilation import compiled_runners
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.caller import InputCheck, View
 from lowtide.runtime.copies import host_memory
+from lowtide.runtime.graphs.capturable import Capturable, not_replayed, text_of
+from lowtide.runtime.graphs.steps import GraphedCall, NumberCopies, StepGraphs
 from lowtide.runtime.premises import Premises, SettingsCheck
 from lowtide.runtime.program import Program
 from lowtide.runtime.ranks import UNANSWERED
@@ -147,17 +150,35 @@ class Variant:
 
     @cached_property
     def not_replayed(self) -> str:
-        """What replays of a CUDA graph of the program would leave out, or do to memory of others, and what to do; "" where nothing."""
-        for node in self.decision.graph.nodes:
-            for before, _ in node.writes:
-                if is_transfer(node):
-                    return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
-                if torch.device(before.storage.device).type == "cpu":
-                    return (
-                        f"it writes {before.storage.name} on the host, which happens once, while the graph is captured. Keep it on the "
-                        "device: optimizers do with capturable=True"
-                    )
-        return ""
+        """What replays of a caller's CUDA graph of the program would leave out, or do to memory of others; "" where nothing."""
+        return not_replayed(self.decision.graph)
+
+    @cached_property
+    def capturable(self) -> Capturable:
+        """Whether it can be a CUDA graph by itself, on the device where most of what it reads lies."""
+        capturable = Capturable.of(self.decision.graph, self.captured.slots, self._device)
+        if capturable.refusal or self.program.host is None or self.program.host_bytes is None:
+            return capturable
+        return replace(
+            capturable, refusal='it keeps to a limit of the host\'s memory, of which a graph would pin its part again: leave "host" out'
+        )
+
+    @property
+    def _device(self) -> str:
+        return max((value.storage.device for value in self.decision.graph.inputs), default="cpu")
+
+    @cached_property
+    def _number_tensors(self) -> NumberTensors | None:
+        return NumberTensors.of(self.decision, self._device)
+
+    @cached_property
+    def number_copies(self) -> NumberCopies | None:
+        """The program that reads numbers from tensors where these keep their bits; None where no number is as well a tensor."""
+        tensors = self._number_tensors
+        if tensors is None:
+            return None
+        program, arithmetic = replace(self.program, source=lower(tensors.decision)), Program(lower(tensors.arithmetic), False, ())
+        return NumberCopies(program, arithmetic, tensors.numbers, tuple(getattr(torch, each) for each in tensors.dtypes), tensors.free)
 
     @property
     def is_generated(self) -> bool:
@@ -196,16 +217,16 @@ class Variant:
         self.check(inputs)
         return inputs
 
-    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None) -> tuple[Any, bool]:
+    def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None, graphs: StepGraphs | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         if "cuda" in self.program.autocast_devices and torch.cuda.is_current_stream_capturing() and self.not_replayed:
             raise StepError(f"a CUDA graph is captured, and its replays would not do what the step does: {self.not_replayed}")
         now.set_apart(self.captured.alone, self.captured.constants)
         try:
-            if arena is None:
-                outputs = self.program(inputs)
+            if graphs is not None:
+                outputs = graphs.run(self._call(inputs, arena))
             else:
-                outputs = arena.run(self.program, lambda: self.program(inputs), self.shape, lambda: expected(self.plan))
+                outputs = self.program(inputs) if arena is None else self._served(arena, lambda: self.program(inputs))
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
             tell_harm(error, self.decision, self.program)
             raise
@@ -221,3 +242,28 @@ class Variant:
         self.captured.outputs.put(outputs[:results], before)
         self.captured.flags.put()
         return self.captured.result(outputs[:results], before), stepped
+
+    def _served(self, arena: Arena, run: Callable[[], list[Any]]) -> list[Any]:
+        return arena.run(self.program, run, self.shape, lambda: expected(self.plan))
+
+    def _call(self, inputs: Sequence[Any], arena: Arena | None) -> GraphedCall:
+        run = (lambda call: call()) if arena is None else partial(self._served, arena)
+        return GraphedCall((self.program, self.shape), self.program, self._prepared, inputs, run, arena, self._makes_bytes, self._place)
+
+    def _prepared(self) -> tuple[Capturable, NumberCopies | None]:
+        return self.capturable, None if self.capturable.refusal else self.number_copies
+
+    def _makes_bytes(self) -> int:
+        return self.plan.peak_bytes - self.plan.resident_bytes
+
+    def _place(self, error: BaseException) -> str:
+        """The operator of a failed capture, and where it stands in the caller's program; "" for none."""
+        programs: list[tuple[Program, Decision]] = [(self.program, self.decision)]
+        if self._number_tensors is not None and self.number_copies is not None:
+            programs.append((self.number_copies.program, self._number_tensors.decision))
+        for program, decision in programs:
+            line = program.line_of(error)
+            at = positions(decision)[line - 1] if line else -1
+            if 0 <= at < len(decision.order):
+                return text_of(decision.graph.nodes[decision.order[at]])
+        return ""

@@ -22,6 +22,7 @@ from lowtide.runtime.copies import HostMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
@@ -75,21 +76,25 @@ class Program:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run on the graph's inputs, tensors and numbers in their order; the graph's outputs."""
+        return self.beneath(self._run, inputs)
+
+    def beneath(self, run: Callable[[T], Result], inputs: T) -> Result:
+        """A call's result, beneath autograd and without autocast, as the program runs."""
         enabled = [device for device in self.autocast_devices if torch.is_autocast_enabled(device)]
         for device in enabled:
             torch.set_autocast_enabled(device, False)
         try:
             if self.gradients and torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):  # what is made for the optimizer stays beyond that mode
-                    return self._beneath_autograd(inputs)
-            return self._beneath_autograd(inputs)
+                    return self._beneath_autograd(run, inputs)
+            return self._beneath_autograd(run, inputs)
         finally:
             for device in enabled:
                 torch.set_autocast_enabled(device, True)
 
-    def _beneath_autograd(self, inputs: Sequence[Any]) -> list[Any]:
+    def _beneath_autograd(self, run: Callable[[T], Result], inputs: T) -> Result:
         with torch.set_grad_enabled(self.gradients), torch._C._AutoDispatchBelowAutograd():
-            return self._run(inputs)
+            return run(inputs)
 
     def line_of(self, error: BaseException) -> int:
         """The line of the source at which a run has failed, the first is 1; 0 where it was none of them."""

@@ -37,8 +37,9 @@ def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_training_runs_beside_eager(ground: Ground) -> None:
-    (row,) = exact.rows(exact.Exact("", 0, "bf16", "a/small one"), ground)
+@pytest.mark.parametrize("flavour", ["bf16", "float32, graph"])
+def test_training_runs_beside_eager(ground: Ground, flavour: str) -> None:
+    (row,) = exact.rows(exact.Exact("", 0, flavour, "a/small one"), ground)
     assert row["verdict"] == "ran"
     assert row["promised_bytes"] > 0
     assert row["reserved_bytes"] > 0

@@ -88,6 +88,7 @@ class Arena:
         self._region: ArenaMemory | None = None
         self._running = ctypes.c_int()  # a flag: up while a run is under way
         self._latest = _Track()
+        self.generation = 0  # of its memory: addresses in it hold for as long as this is the same
         self.counts = Counts()  # of the latest run that was served
         self.recorded_runs = 0
         self.served_runs = 0
@@ -134,7 +135,7 @@ class Arena:
         self._allocator.alone(self._running, self._drop, lambda: None)
 
     def _drop(self) -> None:
-        self._region = None
+        self._region, self.generation = None, self.generation + (self._region is not None)
 
     def _run(self, program: Hashable, call: Run, shape: Shape | None, guess: Guess | None) -> list[Any]:
         if self._allocator.on_gpu and torch.cuda.is_current_stream_capturing():
@@ -167,7 +168,7 @@ class Arena:
     def _record(self, track: _Track, call: Run, guess: Guess | None) -> list[Any]:
         guessed, region = _Track(), None
         if guess is not None:
-            _have_workspaces()
+            have_workspaces()
             region = self._region_for(guessed, *guess())
         if region is None and not self.live_tensors:
             self._drop()  # this run takes its memory elsewhere
@@ -193,7 +194,7 @@ class Arena:
             if not fits or (beside is not None and self._region is not None and self._region.nbytes > track.planned_bytes):
                 self._drop()  # goes first, unless something still lies in it
                 self._allocator.trim()
-                self._region = ArenaMemory(self._allocator, track.planned_bytes)
+                self._region, self.generation = ArenaMemory(self._allocator, track.planned_bytes), self.generation + 1
             self._refused, self._next_pause = "", 1
         except (MemoryError, BusyError) as why:
             self._refused = str(why) or "there is no memory to plan an arena"
@@ -235,8 +236,8 @@ class Arena:
             track.recorded, track.patience = None, 2 * track.patience
 
 
-def _have_workspaces() -> None:
-    """Have cuBLAS ask for the workspaces that it keeps for this stream: they must not come to lie in an arena."""
+def have_workspaces() -> None:
+    """Have cuBLAS ask for the workspaces that it keeps for this stream: they must not come to lie in an arena, nor in a graph's memory."""
     torch.cuda.current_blas_handle()
     with torch.no_grad(), torch.autocast("cuda", enabled=False):
         row = torch.zeros(16, 16, device="cuda", dtype=torch.float16)
