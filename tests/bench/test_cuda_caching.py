@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cuda_caching import CachingAllocator, First, replay, rounded_bytes, segment_bytes
+from bench.cuda_caching import First, replay
 from bench.cuda_device import DeviceAllocator
+from lowtide.cuda.segments import CachingAllocator, rounded_bytes, segment_bytes
 from lowtide.problems.placement import PlaceProblem
 from tests.placements import problems
 

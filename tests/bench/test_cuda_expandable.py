@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cuda_caching import rounded_bytes
-from bench.cuda_expandable import ExpandableAllocator
+from lowtide.cuda.segments import ExpandableAllocator, rounded_bytes
 
 KIB, MIB = 2**10, 2**20
 
