@@ -107,7 +107,8 @@ def eager_memory(lives: Sequence[tuple[Kind, int, int, int]], workspace_bytes: S
     resident = [nbytes for kind, nbytes, *_ in lives if nbytes and kind.caller_owned]
     tensors = [(nbytes, start, end) for kind, nbytes, start, end in lives if nbytes and start < end and not kind.caller_owned]
     runs = [MemoryRequest(nbytes, start, -1 if end == len(workspace_bytes) else end) for nbytes, start, end in tensors]
-    return _simulated(resident, [[*runs, *(MemoryRequest(nbytes, step, step + 1) for step, nbytes in enumerate(workspace_bytes) if nbytes)]])
+    runs += [MemoryRequest(nbytes, step, step + 1) for step, nbytes in enumerate(workspace_bytes) if nbytes]
+    return _simulated(resident, [runs])
 
 
 def _simulated(resident: Sequence[int], runs: Sequence[Sequence[MemoryRequest]]) -> tuple[int, int] | None:
