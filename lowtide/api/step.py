@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
-
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
@@ -109,8 +107,7 @@ class Step:
         plan, measured = self._families[0].variants[-1].plan, self._measured
         if plan not in self._on_device:
             has_arena = self._own_memory is not None or bool(self._obstacle and self._maker.settings.limit.is_limit)
-            is_gpu = torch.device(plan.provenance.device).type == "cuda"
-            self._on_device[plan] = (device_memory(plan, arena=has_arena) if is_gpu else None) or (None, None)
+            self._on_device[plan] = device_memory(plan, arena=has_arena) or (None, None)
         allocated_bytes, reserved_bytes = self._on_device[plan]
         return dataclasses.replace(
             plan,
