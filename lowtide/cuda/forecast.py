@@ -88,8 +88,8 @@ def device_memory(plan: Contents, *, arena: bool) -> tuple[int, int] | None:
     """What `torch.cuda.max_memory_allocated` and `max_memory_reserved` will say of a process that has nothing else on the device.
 
     What the caller holds is asked for first, in the graph's order; then first steps run, and this one until it settles. Not counted are
-    the workspaces that cuBLAS keeps, of 8 to 32 MiB. None for another device, where the allocator's settings are not simulated, and for state
-    that is swapped.
+    the workspaces that cuBLAS keeps, of 8 to 32 MiB. None for another device, for settings that are not simulated, and for state that is
+    swapped.
     """
     programs = (*plan.first_steps, plan)
     storages = dict.fromkeys(value.storage for value in programs[0].graph.inputs if value.storage.kind.caller_owned)

@@ -9,8 +9,7 @@ largest size that may be split. `tests/gpu/test_caching_on_cuda.py` holds it to 
   10 MiB, else the request rounded up to 2 MiB.
 - A block is split, and its front part given, where what remains is at least 512 bytes (small pool) or more than 1 MiB (large pool).
   A smaller remainder stays with the request.
-- A freed block joins its free neighbours within the segment. Segments are kept: only `empty_cache`, or a device out of memory, returns
-  those that are wholly free.
+- A freed block joins its free neighbours within the segment. Segments are kept.
 
 With `expandable_segments:True` these hold but for the following:
 
@@ -112,13 +111,6 @@ class CachingAllocator:
             block = self._join(block, block.after)
         insort(self._free[block.small], (block.size_bytes, block.address))
 
-    def empty_cache(self) -> None:
-        """Returns the segments that are wholly free to the device."""
-        for block in [each for each in self.blocks.values() if each.free and each.before is None and each.after is None]:
-            self._take(block)
-            del self.blocks[block.address]
-            self.reserved_bytes -= block.size_bytes
-
     def layout(self) -> tuple[tuple[int, int, int], ...]:
         """Every block as (address, size, rounded request or 0), by address: two equal layouts go on alike."""
         return tuple((block.address, block.size_bytes, block.rounded_bytes) for _, block in sorted(self.blocks.items()))
@@ -166,15 +158,11 @@ class CachingAllocator:
 
 
 class ExpandableAllocator(CachingAllocator):
-    """The same with expandable segments. What `empty_cache` unmaps is not simulated."""
+    """The same with expandable segments."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last: list[DeviceBlock | None] = [None, None]  # of what is mapped, by pool
-
-    def empty_cache(self) -> None:
-        """Raises NotImplementedError."""
-        raise NotImplementedError("empty_cache unmaps pieces within segments, which is not simulated with expandable segments")
 
     def _splits(self, block: DeviceBlock, remaining: int) -> bool:
         return remaining >= GRANULE_BYTES
