@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.cuda_caching import rounded_bytes
+from lowtide.cuda.segments import rounded_bytes
 
 
 class DeviceAllocator:

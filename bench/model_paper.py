@@ -4,7 +4,7 @@
 
 Nothing runs and nothing takes memory: a training step with plain SGD is captured under fake tensors and planned. PyTorch's side is the same
 step in program order, replayed through its allocator for CUDA, parameters, buffers and batch first: the real one where there is a GPU, else
-a simulation of it (`bench.cuda_caching`).
+a simulation of it (`lowtide.cuda.segments`).
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _allocator() -> Callable[[], Allocator]:
     """What requests are replayed on: the allocator of the GPU where there is one, else the simulated one."""
     import torch
 
-    from bench.cuda_caching import CachingAllocator
     from bench.cuda_device import DeviceAllocator
+    from lowtide.cuda.segments import CachingAllocator
 
     return DeviceAllocator if torch.cuda.is_available() else CachingAllocator
 

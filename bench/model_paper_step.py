@@ -11,12 +11,13 @@ from functools import cached_property
 
 import torch
 
-from bench.cuda_caching import Allocator, CachingAllocator, First, Replay, replay, segment_bytes
+from bench.cuda_caching import Allocator, First, Replay, replay
 from bench.models import Entry
 from bench.models.workload import plain_sgd
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import CapturedStep, Given
 from lowtide.cost.memory import counted_storages, order_problem, resident_storages, storage_bytes
+from lowtide.cuda.segments import CachingAllocator, segment_bytes
 from lowtide.ir.graph import Graph, Kind, Storage
 from lowtide.placement import Placement, place
 from lowtide.plan.plan import Plan, Provenance

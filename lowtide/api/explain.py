@@ -26,6 +26,7 @@ from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem
 from lowtide.cuda.absent import assumptions
+from lowtide.cuda.forecast import eager_memory
 from lowtide.errors import BatchError, BudgetError, CaptureError
 from lowtide.ir.graph import Kind
 from lowtide.plan.cost_report import FrontierPoint
@@ -60,6 +61,8 @@ class Explanation:
 
     peak: Snapshot  # of eager PyTorch; its tensors, largest first, are those that live then
     resident_bytes: int  # the caller's own, throughout
+    allocated_bytes: int | None  # the most that PyTorch's allocator for a GPU counts as it stands; None elsewhere
+    reserved_bytes: int | None  # the most that it has of the device then
     time_us: float  # of the program as it stands
     remedies: tuple[Remedy, ...]  # from the cheapest to the leanest; what rounds otherwise, a split loss and micro-batches, comes last
     frontier: tuple[FrontierPoint, ...]  # of all that was found best at something, leanest first
@@ -112,6 +115,8 @@ class Explanation:
         return {
             "peak_bytes": self.peak_bytes,
             "resident_bytes": self.resident_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes,
             "time_us": self.time_us,
             "device": self.device,
             "dimensions": self.dimensions,
@@ -154,6 +159,9 @@ class Explanation:
         modules = [f"{name} {bytes_text(nbytes)}" for name, nbytes in self.top_modules.items()]
         more = f", and {len(modules) - _MODULES} more" if len(modules) > _MODULES else ""
         lines = [f"by kind: {kinds}", *([f"activations by module: {', '.join(modules[:_MODULES])}{more}"] if any(self.by_module) else [])]
+        if self.allocated_bytes is not None and self.reserved_bytes is not None:
+            counts = f"PyTorch's allocator counts {bytes_text(self.allocated_bytes)} of it, and reserves {bytes_text(self.reserved_bytes)}"
+            lines.append(counts)
         return [*lines, *([f"made along dimensions: {self.dimensions}"] if self.dimensions else [])]
 
     def remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
@@ -238,7 +246,8 @@ def explain(
     )
     captured, plan = maker.plan_of_most_steps(args, kwargs)
     assert plan.cost_report is not None, "a limit was asked for"
-    peak = captured.eager(plan.granule_bytes).peak
+    eager = captured.eager(plan.granule_bytes)
+    peak, on_device = eager.peak, eager_memory(eager.lives, eager.timeline.workspace_bytes) if target.type == "cuda" else None
     if peak is None:
         raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
     memory_bytes = None if limit.memory is None else limit.memory.of_peak(peak.footprint_bytes)
@@ -250,6 +259,8 @@ def explain(
     return Explanation(
         peak=peak,
         resident_bytes=plan.resident_bytes,
+        allocated_bytes=None if on_device is None else on_device[0],
+        reserved_bytes=None if on_device is None else on_device[1],
         time_us=plan.cost_report.order_us,
         remedies=tuple(
             further.of(each)

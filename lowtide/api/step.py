@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import check_memories
@@ -29,6 +30,7 @@ from lowtide.capture.batches import can_stand_in
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
 from lowtide.cost.profiler import measure_memory
+from lowtide.cuda.forecast import device_memory
 from lowtide.errors import StepError
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
@@ -93,6 +95,7 @@ class Step:
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
+        self._on_device = WeakKeyDictionary[Plan, tuple[int | None, int | None]]()  # what PyTorch's allocator will count and reserve
         self._others = OtherShapes[Step](
             maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._arena, self._graphs, check)
         )
@@ -106,10 +109,18 @@ class Step:
     @property
     def plan(self) -> Plan:
         """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
-        plan = self._families[0].variants[-1].plan
-        if self._measured is None:
-            return dataclasses.replace(plan, measured_peak_bytes=None, measured_pinned_bytes=None)
-        return dataclasses.replace(plan, measured_peak_bytes=self._measured.peak_bytes, measured_pinned_bytes=self._measured.pinned_bytes)
+        plan, measured = self._families[0].variants[-1].plan, self._measured
+        if plan not in self._on_device:
+            has_arena = self._own_memory is not None or bool(self._obstacle and self._maker.settings.limit.is_limit)
+            self._on_device[plan] = device_memory(plan, arena=has_arena) or (None, None)
+        allocated_bytes, reserved_bytes = self._on_device[plan]
+        return dataclasses.replace(
+            plan,
+            measured_peak_bytes=None if measured is None else measured.peak_bytes,
+            measured_pinned_bytes=None if measured is None else measured.pinned_bytes,
+            allocated_bytes=allocated_bytes,
+            reserved_bytes=reserved_bytes,
+        )
 
     @property
     def frontier(self) -> tuple[FrontierPoint, ...]:

@@ -2,6 +2,7 @@
 // writes to memory before those who read it on another stream are done.
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <map>

@@ -14,22 +14,54 @@ Region* region_of(const void* given) {
   return nullptr;
 }
 
+// Arenas that serve no step now, and in which nothing lies, are PyTorch's again; their steps ask for new ones. Whether there was any.
+bool idle_given_back() {
+  if (forked.load() || currentStreamCaptureStatusMayInitCtx() != CaptureStatus::None) return false;
+  bool any = false;
+  for (int index = 0, seen = regions_seen.load(std::memory_order_acquire); index < seen; ++index) {
+    Region& region = regions[index];
+    std::lock_guard<std::mutex> lock(region.guard);
+    if (!region.used || region.dropped || region.mapped == nullptr || region.serving > 0 || !region.live.empty()) continue;
+    region.high.store(nullptr);
+    region.low.store(kNowhere);
+    device::give_back(region.mapped, region.work);
+    region.mapped = nullptr;
+    any = true;
+  }
+  return any;
+}
+
+// What PyTorch's allocator gives, once more where the device had no more than what idle arenas hold: evaluation between steps finds it.
+template <class Ask>
+auto given(const Ask& ask) {
+  try {
+    return ask();
+  } catch (const OutOfMemoryError&) {
+    if (!idle_given_back()) throw;
+  }
+  return ask();
+}
+
+void* theirs(int64_t bytes) {
+  return given([bytes] { return original->raw_allocate(bytes); });
+}
+
 struct Planned final : CUDAAllocator {
   CUDAAllocator* const inner = device::inner;
 #include "forwarders.inc"
 
   DataPtr allocate(size_t n) override {
     void* const p = served(n);
-    if (p == nullptr) return inner->allocate(n);
+    if (p == nullptr) return given([&] { return inner->allocate(n); });
     return {p, p, &release, Device(DeviceType::CUDA, session->place.device)};
   }
   void* raw_alloc(size_t n) override {
     void* const p = served(n);
-    return p == nullptr ? inner->raw_alloc(n) : p;
+    return p == nullptr ? given([&] { return inner->raw_alloc(n); }) : p;
   }
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override {
     void* const p = session != nullptr && session->place.stream == stream ? served(n) : nullptr;
-    return p == nullptr ? inner->raw_alloc_with_stream(n, stream) : p;
+    return p == nullptr ? given([&] { return inner->raw_alloc_with_stream(n, stream); }) : p;
   }
   void raw_delete(void* p) override { release(p); }
   DeleterFnPtr raw_deleter() const override { return &release; }

@@ -153,5 +153,7 @@ class Contents:
     first_steps: tuple[Contents, ...] = ()  # plans of the step's other programs: those that make the optimizer's state
     algebra: tuple[RuleReport, ...] = ()  # what rules did to the graph, exact ones or not
     measured_peak_bytes: int | None = None  # of a run of this plan, with what is resident; not saved, since it tells of a run
+    allocated_bytes: int | None = None  # the most that PyTorch's allocator for a GPU will count, in a process with nothing else; not saved
+    reserved_bytes: int | None = None  # the most that it will have of the device, by its simulation; None where that is no GPU
     measured_pinned_bytes: int | None = None  # what that run has had pinned on the host; not saved, either
     generated: tuple[GeneratedRegion, ...] = ()  # what its regions are on this machine; not saved, since another makes its own

@@ -200,6 +200,7 @@ def summarize(plan: Contents) -> str:
         ("", "eager", "lowtide", ""),
         ("promised peak", bytes_text(plan.eager_peak_bytes), bytes_text(plan.peak_bytes), _saving(plan)),
         ("measured peak", "", _measured(plan), ""),
+        *_on_device(plan),
         ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
         ("no order needs less than", "", bytes_text(plan.lower_bound_bytes), _gap(plan)),
     ]
@@ -323,6 +324,12 @@ def _saving(plan: Contents) -> str:
 
 def _measured(plan: Contents) -> str:
     return "not yet" if plan.measured_peak_bytes is None else bytes_text(plan.measured_peak_bytes)
+
+
+def _on_device(plan: Contents) -> list[tuple[str, str, str, str]]:
+    if plan.allocated_bytes is None or plan.reserved_bytes is None:
+        return []
+    return [("PyTorch's allocator counts", "", bytes_text(plan.allocated_bytes), f"and reserves {bytes_text(plan.reserved_bytes)}")]
 
 
 def _pinned(plan: Contents) -> str:

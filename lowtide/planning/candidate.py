@@ -11,7 +11,7 @@ import numpy as np
 
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem, profile_of, simulate
-from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Node
+from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Node
 from lowtide.ir.operators.nodes import serving_collectives
 from lowtide.ir.shapes.points import at
 from lowtide.plan.contents import Timeline
@@ -49,6 +49,7 @@ class Eager(NamedTuple):
     peak: Snapshot | None  # None where it has no steps
     timeline: Timeline
     own: tuple[int, ...]  # by its step: the node of the graph, or -1 for what nothing needs
+    lives: tuple[tuple[Kind, int, int, int], ...]  # of all tensors: kind, bytes, the steps over which they live
 
     def timed(self, node_us: Sequence[float]) -> Timeline:
         """Its timeline with the times of the graph's nodes, where those are known."""
@@ -142,9 +143,9 @@ class Candidate:
             order = range(len(graph.nodes))
             problem = order_problem(graph, spaces, round_to=granule_bytes, eager=True, held_storages=longer)
             profile = profile_of(graph, problem, order, simulate(problem, order), round_to=granule_bytes)
-            spans = ((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
+            spans = tuple((tensor.kind, tensor.nbytes, tensor.start, tensor.end) for tensor in profile.tensors)
             timeline = Timeline.of(spans, profile.workspace_bytes, graph.nodes)
-            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline, own)
+            return Eager(profile.peak_bytes, profile.snapshot(graph, order), timeline, own, spans)
 
         return self._once(("eager", granule_bytes), played)
 

@@ -1,11 +1,9 @@
 """The simulated caching allocator with expandable segments: each rule by hand, and what always holds."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cuda_caching import rounded_bytes
-from bench.cuda_expandable import ExpandableAllocator
+from lowtide.cuda.segments import ExpandableAllocator, rounded_bytes
 
 KIB, MIB = 2**10, 2**20
 
@@ -66,8 +64,3 @@ def test_blocks_fill_what_is_mapped_and_never_meet(requests: list[int]):
     ends = [address + size for address, size, _ in allocator.layout()]
     starts = [address for address, _, _ in allocator.layout()]
     assert all(end == start or start == 2**50 for end, start in zip(ends, starts[1:], strict=False))
-
-
-def test_what_is_not_simulated_says_so():
-    with pytest.raises(NotImplementedError, match="expandable segments"):
-        ExpandableAllocator().empty_cache()

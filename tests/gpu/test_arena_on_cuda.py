@@ -90,7 +90,13 @@ def _limited(workload, share):
 @pytest.mark.parametrize("workload", ALL)
 def test_what_is_allocated_is_the_arena_and_what_outlives_a_step(workload):
     step, batch = _limited(workload, "60%")
-    held = [step(*batch) for _ in range(3)]
+    held = [step(*batch)]
+    before, taken = torch.cuda.memory_allocated(), step.arena.taken_bytes
+    torch.cuda.reset_peak_memory_stats()
+    held.append(step(*batch))  # is recorded, in an arena that was guessed: its requests come in an order that only kernels know
+    beside = torch.cuda.max_memory_allocated() - (before - taken) - step.arena.taken_bytes
+    assert beside < 2**20 + 512 + held[-1].untyped_storage().nbytes()  # the native allocator splits no rest under 1 MiB
+    held.append(step(*batch))
     arena = step.arena
     assert (arena.recorded_steps, arena.served_steps, arena.absent) == (2, 1, "")
     assert arena.last.served == arena.last.requests - arena.last.outliving > 0
@@ -197,3 +203,22 @@ def test_what_the_caller_asks_for_is_the_native_allocators():
     del mine
     assert torch.cuda.memory_allocated() == before
     assert torch.cuda.get_allocator_backend() == "native"
+
+
+def test_an_evaluation_between_steps_has_the_memory_of_the_idle_arena():
+    """In a process that has no memory beside it; the next step takes it again, and what it serves is not taken away."""
+    step, batch = _limited(_mlp, "60%")
+    held = [step(*batch) for _ in range(3)]
+    arena_bytes, before = step.arena.taken_bytes, step.arena.served_steps
+    limit = torch.cuda.memory_allocated() + 2**20 * 40
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(max(limit, torch.cuda.memory_reserved()) / torch.cuda.get_device_properties(0).total_memory)
+    for turn in range(3):
+        evaluated = torch.empty(arena_bytes - 2**21, dtype=torch.uint8, device="cuda")
+        assert step.arena.taken_bytes == 0
+        del evaluated
+        held.append(step(*batch))
+        assert (step.arena.taken_bytes, step.arena.served_steps) == (arena_bytes, before + turn + 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2 * arena_bytes, dtype=torch.uint8, device="cuda")

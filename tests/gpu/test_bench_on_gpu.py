@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench.models.workload import Workload
-from bench.on_gpu import exact, graphed, limits, one, rates
+from bench.on_gpu import exact, graphed, limits, one, rates, survival
 from bench.on_gpu.ground import PLACES, Ground
 from lowtide.cost.trials import Trials
 from tests.gpu.conftest import NULL
@@ -62,6 +62,15 @@ def test_what_people_use_runs(ground: Ground) -> None:
 
 def test_a_step_is_captured_in_a_graph(ground: Ground) -> None:
     assert [row["setting"] for row in graphed.rows("", 1, "", ground)] == ["eager", "lowtide", "lowtide, graph"]
+
+
+def test_a_process_that_is_held_to_its_limit_survives(ground: Ground) -> None:
+    network = survival.Survivor("a small one", lambda: _small(ground, ""))
+    rows = list(survival.rows(network, ground, shares=(100, 60), draws=1, steps=12))
+    assert [row["limit"] for row in rows] == ["100%", "60%", "random"]
+    assert all(row["verdict"] in ("lives", "does not fit") for row in rows)
+    assert rows[0]["steps"] == 12
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_rates_are_the_gpus(ground: Ground) -> None:

@@ -66,7 +66,8 @@ struct Region {
   std::atomic<char*> low{kNowhere}, high{nullptr};  // of what may be served; empty while unused
   std::mutex guard;                                 // of all below
   bool used = false, dropped = false;
-  char* mapped = nullptr;
+  int serving = 0;         // sessions
+  char* mapped = nullptr;  // null while unused, and where the device had no more and it was given back
   int64_t mapped_bytes = 0;
   std::map<char*, int64_t> live;  // where -> bytes
 #ifdef LOWTIDE_CUDA
@@ -74,8 +75,15 @@ struct Region {
 #endif
 };
 
+// Room for the workspace of one operator: what it asks for there no script knows.
+struct Space {
+  int64_t offset, bytes, step;
+};
+
 struct Script {
   std::vector<int64_t> bytes, offset;  // of each request; an offset below 0: not from the arena
+  std::vector<int64_t> step;           // of a guess, by request: the node that asks, in an order that only it knows; else empty
+  std::vector<Space> spaces;           // by their steps
   int64_t arena_bytes = 0;
   bool up_to = false;  // requests may be smaller: those of batches of other shapes
 
@@ -97,6 +105,8 @@ struct Session {
   size_t next;           // request of the script
   int64_t last_bytes;    // of the request before
   Counts counts;
+  std::vector<bool> taken;  // of a guess, by request
+  int64_t step = -1;        // of a guess: that of the last request which it has
 #ifdef LOWTIDE_CUDA
   device::Place place;  // where it began: requests of other streams are not its own
 #endif
@@ -270,21 +280,79 @@ void* squeeze(Session& mine, int64_t bytes) {
   }
   return nullptr;
 }
+
+// The guessed request that this one is, or their number: of the node that asked last or the one after it, in any order; `further` on also of
+// the next one, or where two come one after the other as they are guessed.
+size_t guessed(const Session& mine, int64_t bytes, bool further) {
+  const Script& script = *mine.script;
+  const size_t count = script.bytes.size(), end = std::min(count, mine.next + kLookAhead);
+  int64_t last = mine.step;
+  int nodes = 0;
+  for (size_t at = mine.next; at < end; ++at) {
+    if (mine.taken[at]) continue;
+    if (script.step[at] > last) last = script.step[at], ++nodes;
+    if (nodes > 1 && !further) break;
+    if (script.fits(at, bytes) && (nodes < 3 || script.fits(at - 1, mine.last_bytes))) return at;
+  }
+  return count;
+}
+
+// Memory for a request that no storage of a guess is: in the room for workspaces of the operators that may be running; or null.
+void* within_spaces(Session& mine, int64_t bytes) {
+  const Script& script = *mine.script;
+  size_t later = mine.next;
+  while (later < script.step.size() && script.step[later] <= mine.step) ++later;
+  const int64_t needed = device::rounded(bytes), last = later < script.step.size() ? script.step[later] : INT64_MAX;
+  auto space = std::partition_point(script.spaces.begin(), script.spaces.end(), [&](const Space& each) { return each.step < mine.step; });
+  Region& region = *mine.region;
+  std::lock_guard<std::mutex> lock(region.guard);
+  for (; space != script.spaces.end() && space->step <= last; ++space) {
+    char *from = region.low.load() + space->offset, *const end = from + space->bytes;
+    auto above = region.live.upper_bound(from);
+    if (above != region.live.begin()) from = std::max(from, std::prev(above)->first + device::rounded(std::prev(above)->second));
+    for (;; ++above) {
+      const bool none = above == region.live.end() || above->first >= end;
+      if ((none ? end : above->first) - from >= needed && noted(region, above, from, bytes)) return from;
+      if (none) break;
+      from = above->first + device::rounded(above->second);
+    }
+  }
+  return nullptr;
+}
+
+// The guessed request that this one is, taken; or their number, and with it a place in the room for workspaces where there is one.
+size_t guessed_place(Session& mine, int64_t bytes, void*& within) {
+  const Script& script = *mine.script;
+  size_t at = guessed(mine, bytes, false);
+  if (at == script.bytes.size()) {
+    if ((within = within_spaces(mine, bytes)) != nullptr) return at;
+    if ((at = guessed(mine, bytes, true)) == script.bytes.size()) return at;
+  }
+  mine.taken[at] = true;
+  mine.step = std::max(mine.step, script.step[at]);
+  while (mine.next < script.bytes.size() && (mine.taken[mine.next] || script.step[mine.next] < mine.step)) ++mine.next;
+  return at;
+}
 #else
 void* squeeze(Session&, int64_t) { return nullptr; }
+size_t guessed_place(Session& mine, int64_t, void*&) { return mine.script->bytes.size(); }
 #endif
 
 // Memory for a request from the arena, or null.
 void* serve(Session& mine, int64_t bytes) {
   Counts& counts = mine.counts;
-  const size_t at = place_of(mine, bytes);
+  const bool guess = !mine.taken.empty();
+  void* within = nullptr;
+  const size_t at = guess ? guessed_place(mine, bytes, within) : place_of(mine, bytes);
   mine.last_bytes = bytes;
   if (at == mine.script->bytes.size()) {
     counts.unexpected += 1, counts.unexpected_bytes += bytes;
-    return squeeze(mine, bytes);
+    return within != nullptr ? within : squeeze(mine, bytes);
   }
-  counts.absent += static_cast<int64_t>(at - mine.next);
-  mine.next = at + 1;
+  if (!guess) {
+    counts.absent += static_cast<int64_t>(at - mine.next);
+    mine.next = at + 1;
+  }
   const int64_t offset = mine.script->offset[at];
   if (offset < 0) {
     counts.outliving += 1, counts.outliving_bytes += bytes;
@@ -311,12 +379,14 @@ void* serve(Session& mine, int64_t bytes) {
   return p;
 }
 
+void* theirs(int64_t bytes);  // memory of PyTorch's
+
 // Memory for a request of this thread's session, or null: then it is PyTorch's to give.
 void* asked(Session& mine, int64_t bytes) {
   mine.counts.requests += 1, mine.counts.request_bytes += bytes;
   void* p = mine.region == nullptr ? nullptr : serve(mine, bytes);
   if (mine.recording == nullptr) return p;
-  if (p == nullptr) p = original->raw_allocate(bytes);
+  if (p == nullptr) p = theirs(bytes);
   note_request(*mine.recording, p, bytes);
   return p;
 }
@@ -331,6 +401,7 @@ void asked_elsewhere(int64_t bytes) {
 #include "planned.hpp"
 #else
 c10::Allocator* standing() { return c10::GetCPUAllocator(); }
+void* theirs(int64_t bytes) { return original->raw_allocate(bytes); }
 
 struct Planned final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
@@ -368,7 +439,16 @@ Answer may_begin() {
   return standing() == &planned() ? kYes : kReplaced;
 }
 
-// Calls back with this thread's requests in `mine`, which may begin.
+// Whether a session may be served from a region that is there and has room for its script; it stays there until `run` is over.
+bool claimed(Region* region, const Script* script) {
+  if (region == nullptr) return true;
+  std::lock_guard<std::mutex> lock(region->guard);
+  if (region->mapped == nullptr || script->arena_bytes > region->high.load() - region->low.load()) return false;
+  region->serving += 1;
+  return true;
+}
+
+// Calls back with this thread's requests in `mine`, which may begin and has its region.
 void* run(Session& mine, Call call, void* work) {
   mine.counts.elsewhere = -elsewhere.load();
   mine.counts.elsewhere_bytes = -elsewhere_bytes.load();
@@ -385,6 +465,10 @@ void* run(Session& mine, Call call, void* work) {
   }
   mine.counts.elsewhere += elsewhere.load();
   mine.counts.elsewhere_bytes += elsewhere_bytes.load();
+  if (mine.region != nullptr && !forked.load()) {
+    std::lock_guard<std::mutex> lock(mine.region->guard);
+    mine.region->serving -= 1;
+  }
   return result;
 }
 
@@ -420,7 +504,8 @@ int lowtide_region(int64_t bytes, void** made) {
   });
   if (region == regions + kRegions) return kNoMemory;
 #ifdef LOWTIDE_CUDA
-  void* const mapped = device::take(bytes, region->work);
+  void* mapped = device::take(bytes, region->work);
+  if (mapped == nullptr && idle_given_back()) mapped = device::take(bytes, region->work);
   if (mapped == nullptr) return kNoMemory;
 #else
   void* const mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -457,6 +542,14 @@ void lowtide_region_drop(void* handle) {
 
 void* lowtide_region_base(void* handle) { return static_cast<Region*>(handle)->low.load(); }
 
+// Whether its memory is there: where the device has no more, PyTorch takes that of an idle arena (planned.hpp).
+int64_t lowtide_region_there(void* handle) {
+  if (forked.load()) return 1;
+  Region& region = *static_cast<Region*>(handle);
+  std::lock_guard<std::mutex> lock(region.guard);
+  return region.mapped != nullptr;
+}
+
 int64_t lowtide_region_live(void* handle) {
   if (forked.load()) return 0;
   Region& region = *static_cast<Region*>(handle);
@@ -464,13 +557,18 @@ int64_t lowtide_region_live(void* handle) {
   return static_cast<int64_t>(region.live.size());
 }
 
-int lowtide_script(int64_t count, const int64_t* bytes, const int64_t* offset, int up_to, void** made) try {
+int lowtide_script(
+    int64_t count, const int64_t* bytes, const int64_t* offset, int up_to, const int64_t* step, int64_t space_count, const int64_t* spaces,
+    void** made) try {
   auto script = std::make_unique<Script>();
   script->up_to = up_to != 0;
   script->bytes.assign(bytes, bytes + count);
   script->offset.assign(offset, offset + count);
   for (int64_t at = 0; at < count; ++at)
     if (offset[at] >= 0) script->arena_bytes = std::max(script->arena_bytes, offset[at] + bytes[at]);
+  if (step != nullptr) script->step.assign(step, step + count);
+  for (const int64_t* each = spaces; each != spaces + 3 * space_count; each += 3)
+    script->spaces.push_back({each[0], each[1], each[2]}), script->arena_bytes = std::max(script->arena_bytes, each[0] + each[1]);
   *made = script.release();
   return kYes;
 } catch (const std::bad_alloc&) {
@@ -490,7 +588,8 @@ void lowtide_recording_drop(void* handle) { delete static_cast<Recording*>(handl
 void* lowtide_serve(void* region_handle, const void* script_handle, Counts* counts, int* answer, Call call, void* work, void* otherwise) {
   Region* const region = static_cast<Region*>(region_handle);
   const Script* const script = static_cast<const Script*>(script_handle);
-  *answer = script->arena_bytes > region->high.load() - region->low.load() ? kTooSmall : may_begin();
+  *answer = may_begin();
+  if (*answer == kYes && !claimed(region, script)) *answer = kTooSmall;
   if (*answer != kYes) return call(otherwise);
   Session mine{region, script, nullptr, 0, 0, {}};
   void* const result = run(mine, call, work);
@@ -506,8 +605,16 @@ void* lowtide_record(
   Recording* const recording = static_cast<Recording*>(handle);
   *answer = may_begin();
   if (*answer == kYes && !listed(recording)) *answer = kNoMemory;
+  if (*answer == kYes && !claimed(static_cast<Region*>(region), static_cast<const Script*>(script))) {
+    unlisted(recording);
+    *answer = kTooSmall;
+  }
   if (*answer != kYes) return call(otherwise);
   Session mine{static_cast<Region*>(region), static_cast<const Script*>(script), recording, 0, 0, {}};
+  if (mine.script != nullptr) try {
+      mine.taken.assign(mine.script->step.size(), false);
+    } catch (const std::bad_alloc&) {  // then it is served in order
+    }
   void* const result = run(mine, call, work);
   if (!forked.load()) unlisted(recording);
   return result;

@@ -115,6 +115,11 @@ class ArenaMemory(_Made):
         self.base: int = self._library.lowtide_region_base(self.handle)
 
     @property
+    def is_there(self) -> bool:
+        """Whether it can serve: where the device has no more, PyTorch takes what lies idle, as for an evaluation between steps."""
+        return bool(self._library.lowtide_region_there(self.handle))
+
+    @property
     def live(self) -> int:
         return int(self._library.lowtide_region_live(self.handle))
 
@@ -123,16 +128,26 @@ class ArenaMemory(_Made):
 
 
 class Script(_Made):
-    """Recorded requests with their offsets in an arena; with `up_to` what is asked for may be smaller than what was recorded."""
+    """Recorded requests with their offsets in an arena; with `up_to` what is asked for may be smaller than what was recorded.
 
-    def __init__(self, allocator: Allocator, size_bytes: Ints, offsets: Ints, *, up_to: bool = False) -> None:
+    Of a guess, `steps` are the nodes that ask, each in an order that only it knows. `spaces`, [n, 3], are rooms for their workspaces:
+    offset, bytes and step, by steps.
+    """
+
+    def __init__(
+        self, allocator: Allocator, size_bytes: Ints, offsets: Ints, *, up_to: bool = False, steps: Ints | None = None,
+        spaces: Ints | None = None,
+    ) -> None:  # fmt: skip
         """Raises BusyError where there is no memory for it."""
         sizes, places = (np.ascontiguousarray(each, np.int64) for each in (size_bytes, offsets))
         if sizes.shape != places.shape or sizes.ndim != 1 or (sizes < 1).any() or (places[places != OUTLIVES] % ALIGN_BYTES != 0).any():
             raise ValueError(f"expected an offset that is OUTLIVES or a multiple of {ALIGN_BYTES} for each size above 0")
         super().__init__(allocator.library.lowtide_script_drop)
         self.arena_bytes = int((places + sizes)[places != OUTLIVES].max(initial=0))
-        _check(allocator.library.lowtide_script(len(sizes), _pointer(sizes), _pointer(places), int(up_to), self._place))
+        rooms = np.ascontiguousarray(np.zeros((0, 3)) if spaces is None else spaces, np.int64)
+        nodes = None if steps is None else np.ascontiguousarray(steps, np.int64)
+        rest = (int(up_to), None if nodes is None else _pointer(nodes), len(rooms), _pointer(rooms), self._place)
+        _check(allocator.library.lowtide_script(len(sizes), _pointer(sizes), _pointer(places), *rest))
 
 
 class _Recording(_Made):

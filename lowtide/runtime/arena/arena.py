@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from lowtide.problems.placement import PlaceProblem
-from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, BusyError, Counts, Recorded, Script
+from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, BusyError, Counts, Ints, Recorded, Script
 
 Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
 Guess = Callable[[], tuple[Recorded, Recorded]]  # what a program will ask for, and what it needs beside that in blocks of unknown pieces
@@ -99,7 +99,7 @@ class Arena:
     @property
     def nbytes(self) -> int:
         """The memory that the arena takes; 0 before the first run that is served, and where it was given back."""
-        return 0 if self._region is None else self._region.nbytes
+        return 0 if self._region is None or not self._region.is_there else self._region.nbytes
 
     @property
     def planned_bytes(self) -> int:
@@ -186,6 +186,8 @@ class Arena:
         if self._pause:
             self._pause -= 1
             return None
+        if self._region is not None and not self._region.is_there:
+            self._drop()
         try:
             if track.script is None:
                 self._plan(track, recorded, beside)
@@ -208,10 +210,15 @@ class Arena:
         if beside is not None:
             sizes, born = np.concatenate([sizes, beside.size_bytes]), np.concatenate([born, beside.born])
             died = np.concatenate([died, beside.died])
-        addresses = self._place(PlaceProblem.of(-(-sizes // align) * align, born, died, align_bytes=align))
+        sizes = -(-sizes // align) * align
+        addresses = self._place(PlaceProblem.of(sizes, born, died, align_bytes=align))
         offsets = np.full(len(recorded.size_bytes), OUTLIVES, np.int64)
         offsets[dying] = addresses.offsets[: len(dying)]
-        script = Script(self._allocator, recorded.size_bytes, offsets, up_to=bool(track.shapes))
+        guess: dict[str, Ints] = {}
+        if beside is not None:
+            spaces = [np.asarray(addresses.offsets[len(dying) :], np.int64), sizes[len(dying) :], beside.born]
+            guess = {"steps": recorded.born, "spaces": np.stack(spaces, axis=1)}
+        script = Script(self._allocator, recorded.size_bytes, offsets, up_to=bool(track.shapes), **guess)
         track.planned_bytes, track.lower_bound_bytes = addresses.arena_bytes, addresses.lower_bound_bytes
         track.script, self._latest = script, track
 
