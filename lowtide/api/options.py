@@ -199,7 +199,7 @@ class Run:
         epoch, costs two calls from Python. One that changes at each step has to be a tensor (`lr=torch.tensor(1e-3, device="cuda")`), which
         fused and capturable optimizers read anew. Tensors of a batch that lie elsewhere than before are copied to where the graph reads.
         What the step returns is copied out of the graph's memory. A limit holds with these copies; it needs an arena, and no
-        `Shapes(dynamic=...)`. `step.graph` tells what was captured, and why not.
+        `Shapes(dynamic=...)`. `step.graph` tells what was captured, and why not. `explain` counts a step without a graph.
     check: what a program reads beside its model and batch is watched. In case it reads something that is not watched, the step is
         captured once more and compared. "auto": at its second call, then ever more seldom, within a hundredth of the time that the steps
         take. "always": at each call. "never". A warning names what differs. Not with `Shapes(dynamic=...)`.

@@ -30,10 +30,6 @@ class Found:
     time_ps: int  # of it, or of what was known
     bound_ps: int  # no choice takes less
 
-    @property
-    def is_exact(self) -> bool:
-        return self.bound_ps >= self.time_ps
-
 
 @dataclass(frozen=True, slots=True)
 class _Option:

@@ -209,7 +209,10 @@ class _Entry:
 
 @dataclass
 class StepGraphs:
-    """Those of one step and of its steps for other shapes. Of two threads that call at once, the second runs from Python."""
+    """Those of one step and of its steps for other shapes, which share memory.
+
+    Of two threads that call at once, the second runs from Python. A call on another stream comes after what the one before was given.
+    """
 
     device: GraphDevice | None
     word: str = "auto"  # as `Run` has it
