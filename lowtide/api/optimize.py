@@ -12,11 +12,13 @@ from torch import nn
 from lowtide.api.arena import StepArena
 from lowtide.api.arguments import (
     check_arguments,
+    check_between_steps,
     check_kernels,
     check_memories,
     check_scaler,
     check_swapping,
     device_of,
+    lies_on_host,
     warn_of_gradients_let_go,
     warn_of_nowhere_to_swap,
 )
@@ -149,6 +151,7 @@ def optimize(
     check_scaler(training.scaler, optimizer, run.swap_state)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
+    check_between_steps(run.swap_state, trains=trained is not None, varies=dynamic is not None, together=parallel.group is not None)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)
@@ -166,15 +169,16 @@ def optimize(
     program = None
     if loss is not None and trained is not None:
         around = group_setup.wrapper, counters_of(optimizer), run.kernels == "compiled"  # which fuses the operators of single tensors
+        between_steps = lies_on_host(run.swap_state, target, machine is not None)
         program = TrainingProgram(
-            model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around
+            model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around, between_steps
         )
     warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
     check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
-    settings = PlanningSettings(limit, run.swap_state, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
+    settings = PlanningSettings(limit, run.swap_state is True, planning.solver or Auto(), planning.sweeps("normal"), exact, run.kernels)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, options.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)

@@ -17,12 +17,14 @@ import torch
 from lowtide.api.frozen import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import CapturedStep
+from lowtide.cost.memory import home_bytes
 from lowtide.cpu.executable import NetworkCalls
 from lowtide.cpu.networks import runners
 from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.ir.operators.row import SAVE
 from lowtide.lower.python import lower, positions
 from lowtide.lower.transfers import swaps
 from lowtide.plan.contents import Decision
@@ -116,6 +118,8 @@ class Variant:
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
+        if host_bytes is not None:
+            host_bytes -= home_bytes(captured.graph)  # which is there whatever else is
         check = InputCheck.of(captured.graph, captured.slots)
         networks = runners(decision.graph)
         program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)}, host_bytes)
@@ -150,6 +154,8 @@ class Variant:
         """What replays of a CUDA graph of the program would leave out, or do to memory of others, and what to do; "" where nothing."""
         for node in self.decision.graph.nodes:
             for before, _ in node.writes:
+                if node.op == SAVE:
+                    return f'it copies {before.storage.name} to the host, which waits for that; leave out Run(swap_state="between steps")'
                 if is_transfer(node):
                     return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
                 if torch.device(before.storage.device).type == "cpu":

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.operators.nodes import begins_collective, is_view
+from lowtide.ir.operators.nodes import begins_collective, is_transfer, is_view
 from lowtide.ir.operators.row import DROP, LOAD, STORE
 
 
@@ -51,12 +51,12 @@ def bases(graph: Graph) -> dict[Storage, Base]:
     """The storages that can be stored, and what stands for each.
 
     A storage that the graph returns has to be there in the end, a donated one is the caller's to free, one without bytes or off the
-    device gains nothing, and what a collective has begun is not whole. And where a storage has other values than the maker's one and views
-    of it, nobody could take those anew.
+    device gains nothing, what a collective has begun is not whole, and what lies on the host between steps is copied as the graph says.
+    And where a storage has other values than the maker's one and views of it, nobody could take those anew.
     """
     device = _device(graph)
     makers: dict[Storage, Base] = {}
-    fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    fixed = {value.storage for value in (*graph.inputs, *graph.outputs, *_between_steps(graph))}
     for node in graph.nodes:
         for value in () if is_view(node) else node.outputs:
             if value is None:
@@ -97,6 +97,11 @@ _OFFLOADABLE = (Kind.PARAMETER, Kind.STATE)
 
 def _device(graph: Graph) -> str:
     return max((value.storage.device for value in _tensors(graph)), default="cpu")
+
+
+def _between_steps(graph: Graph) -> Iterator[Value]:
+    """What nodes of the graph itself copy to the host, or load."""
+    return (value for node in graph.nodes if is_transfer(node) for value in (*node.inputs, *node.results))
 
 
 def _moves(storage: Storage, device: str) -> bool:
