@@ -138,7 +138,7 @@ def check_between_steps(swap_state: bool | str, *, trains: bool, varies: bool, t
         raise ValueError(f"{expected} for a training step, got it without `loss` and `optimizer`, whose state would lie on the host")
     if varies:
         raise ValueError(
-            f'{expected} only for a program of one shape; got it with `dynamic`: leave one of them out, or say Shapes(on_new_shape="extend")'
+            f'{expected} only for one shape; got it with `dynamic`: leave one of them out, or say Shapes(on_new_shape="extend")'
         )
     if together:
         raise ValueError(f'{expected} only for one process, got several: there Parallel(shard="optimizer") leaves each a part of the state')

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lowtide.capture.optimizers.optimizer import LEAST_BYTES
 from lowtide.capture.trace import CapturedStep
@@ -25,23 +25,17 @@ def on_the_host(captured: CapturedStep) -> CapturedStep:
     device = max((value.storage.device for value in graph.inputs), default="cpu")
     given = Counter(value.storage for value in graph.inputs)
     returned = Counter(value.storage for value in graph.outputs)
-    loaded = {
-        value: _Home(value)
-        for value, slot in zip(graph.inputs, slots, strict=True)
-        if slot.table == "state" and given[value.storage] == 1 and value.storage not in returned and _goes(value, device)
-    }
-    loaded = {value: home for value, home in loaded.items() if home.ends_whole(graph)}
-    of_state = {slot_value for slot, slot_value in zip(captured.assigned, _assigned(captured), strict=True) if slot.table == "state"}
+    ends = {after.storage: after for node in graph.nodes for _, after in node.writes}
+    own = (value for value, slot in zip(graph.inputs, slots, strict=True) if slot.table == "state" and _goes(value, device))
+    alone = (value for value in own if given[value.storage] == 1 and value.storage not in returned)
+    loaded = {value: home for value in alone if (home := _Home.of(value, ends.get(value.storage))) is not None}
+    assigned = graph.outputs[len(graph.outputs) - len(captured.assigned) :]
+    of_state = {value for value, slot in zip(assigned, captured.assigned, strict=True) if slot.table == "state"}
     stored = {each for each in of_state if each.storage not in given and returned[each.storage] == 1 and _goes(each, device)}
     if not loaded and not stored:
         return captured
     eager = captured.eager if captured.eager.program is not None else replace(captured.eager, program=graph)
     return replace(captured, graph=_with_copies(graph, loaded, stored), eager=eager)
-
-
-def _assigned(captured: CapturedStep) -> tuple[Value, ...]:
-    outputs = captured.graph.outputs
-    return outputs[len(outputs) - len(captured.assigned) :]
 
 
 def _goes(value: Value, device: str) -> bool:
@@ -57,21 +51,23 @@ def _goes(value: Value, device: str) -> bool:
     return value.offset == 0 and elements * ITEM_BYTES[value.dtype] == nbytes
 
 
+@dataclass(frozen=True, eq=False)
 class _Home:
-    """One state tensor: where it lies, and what a step loads of it."""
+    """One state tensor: where it lies, what a step loads of it, and what it leaves, on its old storage; None where it writes nothing."""
 
-    def __init__(self, value: Value) -> None:
+    there: Value
+    here: Value
+    end: Value | None
+
+    @classmethod
+    def of(cls, value: Value, end: Value | None) -> _Home | None:
+        """None where the step does not leave it as the whole tensor that it was."""
         storage = value.storage
-        self.old = value
-        self.there = replace(value, storage=replace(storage, device="cpu", kind=Kind.HOST))
-        self.here = replace(value, name=f"{value.name}_here", storage=replace(storage, name=f"{storage.name}_here"))
-        self.end: Value | None = None  # the tensor as the step leaves it, on its old storage
-
-    def ends_whole(self, graph: Graph) -> bool:
-        """Whether the step, where it writes this, leaves it as the whole tensor that it was."""
-        writes = [after for node in graph.nodes for _, after in node.writes if after.storage is self.old.storage]
-        self.end = writes[-1] if writes else None
-        return self.end is None or (self.end.shape, self.end.stride, self.end.offset) == (self.old.shape, self.old.stride, self.old.offset)
+        if end is not None and (end.shape, end.stride, end.offset) != (value.shape, value.stride, value.offset):
+            return None
+        here = replace(value, name=f"{value.name}_here", storage=replace(storage, name=f"{storage.name}_here"))
+        there = replace(value, storage=replace(storage, device="cpu", kind=Kind.HOST))
+        return cls(there, here, end)
 
 
 def _with_copies(graph: Graph, loaded: Mapping[Value, _Home], stored: set[Value]) -> Graph:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from lowtide.cost.memory import counted_storages
+from lowtide.cost.memory import counted_storages, homes_of
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
 from lowtide.ir.operators.nodes import begins_collective, is_transfer, is_view
 from lowtide.ir.operators.row import DROP, LOAD, STORE
@@ -56,7 +56,8 @@ def bases(graph: Graph) -> dict[Storage, Base]:
     """
     device = _device(graph)
     makers: dict[Storage, Base] = {}
-    fixed = {value.storage for value in (*graph.inputs, *graph.outputs, *_between_steps(graph))}
+    copied = (value for _, node in between_steps(graph) for value in (*node.inputs, *node.results))
+    fixed = {value.storage for value in (*graph.inputs, *graph.outputs, *copied)}
     for node in graph.nodes:
         for value in () if is_view(node) else node.outputs:
             if value is None:
@@ -99,9 +100,12 @@ def _device(graph: Graph) -> str:
     return max((value.storage.device for value in _tensors(graph)), default="cpu")
 
 
-def _between_steps(graph: Graph) -> Iterator[Value]:
-    """What nodes of the graph itself copy to the host, or load."""
-    return (value for node in graph.nodes if is_transfer(node) for value in (*node.inputs, *node.results))
+def between_steps(graph: Graph) -> Iterator[tuple[int, Node]]:
+    """The nodes that copy what lies on the host between steps, and their indices."""
+    homes = homes_of(graph)
+    for index, node in enumerate(graph.nodes) if homes else ():
+        if is_transfer(node) and any(value.storage in homes for value in (*node.inputs, *node.results)):
+            yield index, node
 
 
 def _moves(storage: Storage, device: str) -> bool:

@@ -32,7 +32,7 @@ from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
 from lowtide.remat.entries import Codes, Lane, RematArrays, Times
-from lowtide.remat.offload import offloadable_storages, storable
+from lowtide.remat.offload import between_steps, offloadable_storages, storable
 from lowtide.remat.state import records
 
 _HOST_ALONE, _DEVICE_ALONE = 0.5, 1.5  # times as long as the host takes: from where on the one or the other is all that counts
@@ -117,14 +117,16 @@ def _negligible_bytes(sizes: NDArray[np.signedinteger[Any]]) -> int:
 
 
 class Copies(NamedTuple):
-    """Nodes of the graph that copy to the host or back."""
+    """Nodes of the graph that copy what lies on the host between steps."""
 
     lanes: Ints  # [n] see `entries.Lane`
     us: Times  # [n] what they take a link
 
     @classmethod
     def of(cls, graph: Graph, device: Device | None) -> Copies | None:
-        lanes = np.array([_LANES.get(node.op, Lane.COMPUTE) for node in graph.nodes], np.int32)
+        lanes = np.zeros(len(graph.nodes), np.int32)
+        for index, node in between_steps(graph):
+            lanes[index] = _LANES[node.op]
         if not lanes.any():
             return None
         us, copying = np.zeros(len(lanes)), np.flatnonzero((lanes == Lane.LOAD) | (lanes == Lane.SAVE)).tolist()

@@ -48,7 +48,8 @@ def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints
 
 def _from_loads(problem: RematProblem) -> NDArray[np.bool_]:
     """[n] what loads state that lies on the host between steps, which `patient` puts where it is wanted, and what is made of that."""
-    base, follows = problem.problem, problem.lanes == Lane.LOAD
+    base = problem.problem
+    follows: NDArray[np.bool_] = problem.lanes == Lane.LOAD
     for node in range(base.node_count) if follows.any() else ():  # nodes are numbered as they may run
         follows[node] |= follows[base.preds.ids[base.preds.ptr[node] : base.preds.ptr[node + 1]]].any()
     return follows
