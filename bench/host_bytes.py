@@ -1,4 +1,4 @@
-"""Time against the host's memory: large models trained within 24 GiB of a simulated H100, by what copies may pin on the host.
+"""Time against the host's memory: large models trained within 24 GiB of a simulated H100, by what may be pinned on the host.
 
     python -m bench.host_bytes [--models gpt-neo-1.3B llama-7B] [--layers 32] [--effort quick] [--no-save]
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,20 +19,39 @@ import lowtide
 from bench.ranks_simulated import MODELS, loss_of
 from bench.results import Results, with_kept
 from lowtide.base.messages import bytes_text
+from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError
+from lowtide.ir.graph import Kind
 
-MACHINE, LENGTH, GIB = "h100", 2048, 2**30
-DEVICE_GIB = (20, 24, 32)
+MACHINE, TEXTS, LENGTH, GIB = "h100", 8, 2048, 2**30
 HOST_GIB = (0, 8, 16, 32, 48, 64, None)  # None: without a limit
-CASES = {"gpt-neo-1.3B": (8, "AdamW"), "llama-7B": (8, "SGD")}  # texts in a batch, and an optimizer whose state 24 GiB have room for
+
+
+class Case(NamedTuple):
+    """A model and how it is trained, 8 texts in a batch."""
+
+    model: str
+    optimizer: str
+    swap_state: bool | str = False
+    device_gib: tuple[int, ...] = (20, 24, 32)
+
+
+BETWEEN = "between steps"
+CASES = {
+    "gpt-neo-1.3B": Case("gpt-neo-1.3B", "AdamW"),
+    "llama-7B": Case("llama-7B", "SGD"),  # whose state 24 GiB have room for
+    f"gpt-neo-1.3B, {BETWEEN}": Case("gpt-neo-1.3B", "AdamW", BETWEEN, (6, 8, 12)),
+    f"llama-7B, {BETWEEN}": Case("llama-7B", "AdamW", BETWEEN, (23, 24, 32)),
+}
 COLUMNS = (
     "model", "effort", "layers", "texts", "optimizer", "device_gib", "host_gib", "peak_gib", "pinned_gib", "time_ms", "slower_percent",
-    "bound_percent", "recomputed", "swapped", "operators", "eager_gib", "planning_cpu_s",
+    "bound_percent", "state_ms", "recomputed", "swapped", "operators", "eager_gib", "planning_cpu_s",
 )  # fmt: skip
 NOTES = (
     "bfloat16, texts of 2,048 tokens; peaks with weights and optimizer state; host_gib: the limit, 0 for a byte, - for none",
     "pinned_gib: all buffers on the host, which are powers of two; slower_percent: over the same without any limit; bound_percent: as much "
     "is proven to be needed within that peak, whatever is pinned",
+    "between steps: with Run(swap_state=...), where the optimizer's state lies on the host then; state_ms: what it takes a link one way",
     "planning_cpu_s: processor time, beside other work, until all limits can be answered",
 )
 
@@ -56,22 +75,24 @@ def main() -> None:
 
 def rows_of(name: str, layers: int | None, texts: int | None, effort: str) -> list[dict[str, Any]]:
     """One model within all limits."""
-    (make, own), (own_texts, optimizer_name) = MODELS[name], CASES[name]
+    case = CASES[name]
+    make, own = MODELS[case.model]
     with torch.device("meta"):
         model = make(layers or own).to(torch.bfloat16).train()
-        tokens = torch.zeros(texts or own_texts, LENGTH, dtype=torch.long)
+        tokens = torch.zeros(texts or TEXTS, LENGTH, dtype=torch.long)
     begun = time.process_time()
     step = lowtide.optimize(
         model,
         {"input_ids": tokens},
         loss=loss_of,
-        optimizer=_optimizer(model, optimizer_name),
+        optimizer=_optimizer(model, case.optimizer),
         latency=1.0,
+        run=lowtide.Run(swap_state=case.swap_state),
         planning=lowtide.Planning(device="cuda", simulate=MACHINE, effort=effort, progress=False),
     )
     took_s = time.process_time() - begun
     rows = []
-    for device_gib in DEVICE_GIB:
+    for device_gib in case.device_gib:
         for host_gib in HOST_GIB:
             planned = _within(step, device_gib, host_gib)
             shared = {
@@ -79,7 +100,7 @@ def rows_of(name: str, layers: int | None, texts: int | None, effort: str) -> li
                 "effort": effort,
                 "layers": layers or own,
                 "texts": len(tokens),
-                "optimizer": optimizer_name,
+                "optimizer": case.optimizer,
                 "planning_cpu_s": took_s,
             }
             rows.append(shared | {"device_gib": device_gib, "host_gib": host_gib} | planned)
@@ -103,6 +124,8 @@ def _within(step: lowtide.Step, device_gib: int, host_gib: int | None) -> dict[s
         "time_ms": report.time_us / 1e3,
         "slower_percent": 100 * (report.time_us / report.order_us - 1),
         "bound_percent": 100 * (report.time_bound_us / report.order_us - 1) if report.time_bound_us else None,
+        "state_ms": sum(preset(MACHINE).load_us(value.storage.nbytes) for value in plan.graph.inputs if value.storage.kind is Kind.HOST)
+        / 1e3,
         "recomputed": report.recomputed,
         "swapped": sum(1 for each in report.evictions if each.load_us),
         "operators": len(plan.graph.nodes),

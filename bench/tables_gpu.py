@@ -34,7 +34,7 @@ def _limits() -> str:
 
 
 def _host_memory() -> str:
-    rows = [row for row in rows_of("host_bytes") if row["host_gib"] in (0, 8, 16, 32, None)]
+    rows = [row for row in rows_of("host_bytes") if row["host_gib"] in (0, 8, 16, 32, None) or "between" in row["model"]]
     lines = [
         [
             f"{row['model']}, {row['optimizer']}", str(row["device_gib"]), "-" if row["host_gib"] is None else str(row["host_gib"]),
@@ -48,7 +48,8 @@ def _host_memory() -> str:
         "host_bytes",
         "python -m bench.host_bytes",
         "A simulated H100, nothing ran: what time a step takes more than without any limit, in percent, within so many GiB of the device\n"
-        "and of the host (0: nothing goes there, -: no limit of the host), by the quick effort. The bound holds whatever is pinned.",
+        "and of the host (0: nothing goes there, -: no limit of the host), by the quick effort. The bound holds whatever is pinned.\n"
+        "Between steps: the optimizer's state lies on the host then; without a limit its copies are hidden.",
         ("network", "device GiB", "host GiB", "more time %", "bound %", "pinned GiB", "planning s"),
         lines,
     )

@@ -224,6 +224,9 @@ class LateStreams:
         self.pinned_bytes += nbytes
         return torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
+    def finish(self, stream: LateStream) -> None:
+        stream.run_until(stream.given)
+
     def let_go(self) -> None:
         self.log.append(("let go",))
 

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_memories, check_scaler, check_swapping, device_of, warn_of_nowhere_to_swap
+from lowtide.api.arguments import (
+    check_arguments,
+    check_between_steps,
+    check_memories,
+    check_scaler,
+    check_swapping,
+    device_of,
+    lies_on_host,
+    warn_of_nowhere_to_swap,
+)
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import varying_of
@@ -222,6 +231,7 @@ def explain(
     check_scaler(training.scaler, optimizer, run.swap_state)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
+    check_between_steps(run.swap_state, trains=trained is not None, varies=False, together=False)
     limit = Limit.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))
@@ -233,10 +243,12 @@ def explain(
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None
     if loss is not None and trained is not None:
-        program = TrainingProgram(model, loss, trained, training.after_backward, training.accumulate, training.scaler)
+        between_steps = lies_on_host(run.swap_state, target, machine is not None)
+        more = training.after_backward, training.accumulate, training.scaler
+        program = TrainingProgram(model, loss, trained, *more, between_steps=between_steps)
     stages = Stages(planning.callback, wants_progress(planning.progress))
     timed = Limit(latency=1.0, host_bytes=limit.host_bytes)
-    settings = PlanningSettings(timed, run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    settings = PlanningSettings(timed, run.swap_state is True, planning.solver or Auto(), planning.sweeps(_LEVEL))
     maker = StepMaker(
         Captures(model, program, target, stages, machine=machine),
         Machine(str(target), machine, workspaces, run.swap, stages),
@@ -309,7 +321,8 @@ class _FurtherArguments:
 
     def of(self, remedy: Remedy) -> Remedy:
         """The remedy with what else `optimize` has to be told, as this was."""
-        more = ", run=lowtide.Run(swap_state=True)" if self.run.swap_state else "" if self.run.swap else ", run=lowtide.Run(swap=False)"
+        setting = f"swap_state={self.run.swap_state!r}" if self.run.swap_state else "" if self.run.swap else "swap=False"
+        more = f", run=lowtide.Run({setting})" if setting else ""
         arguments = remedy.arguments if self.limit.host_bytes is None else self._with_host(remedy.arguments)
         return dataclasses.replace(remedy, arguments=arguments + more) if arguments else remedy
 

@@ -206,7 +206,10 @@ class Run:
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run. The device must have memory of its
         own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also if it fails.
-        While it runs, nobody else may use them.
+        While it runs, nobody else may use them. "between steps": the optimizer's state lies on the host between steps, in pinned memory,
+        whatever the limit is. `optimizer.state[parameter]["exp_avg"]` is a tensor on the CPU then, but for what is below 64 KiB. A step
+        fetches each before its update and copies it back behind it. `step.fetch_state()` puts it on the device, as the optimizer's own
+        `step()` needs it. Parameters stay on the device. For one process, without `Shapes(dynamic=...)` and without a scaler.
 
     Raises TypeError for what is neither yes nor no, ValueError for other words, or `swap_state` without `swap`.
     """
@@ -216,7 +219,7 @@ class Run:
     check: str = "auto"
     graph: str = "never"
     swap: bool = True
-    swap_state: bool = False
+    swap_state: bool | str = False
 
     def __post_init__(self) -> None:
         _word("kernels", self.kernels, KERNELS)
@@ -224,11 +227,13 @@ class Run:
         _word("graph", self.graph, GRAPHS)
         _word("check", self.check, policies.CHECKS)
         _flag("swap", self.swap)
-        _flag("swap_state", self.swap_state)
+        if self.swap_state != BETWEEN_STEPS:
+            _flag("swap_state", self.swap_state, f' or "{BETWEEN_STEPS}"')
         if self.swap_state and not self.swap:
             raise ValueError("swap_state: expected it together with `swap`, got swap=False")
 
 
+BETWEEN_STEPS = "between steps"
 KERNELS = ("auto", "eager", "compiled")
 ARENAS = ("limit", "always", "auto", "never")
 GRAPHS = ("auto", "always", "never")
@@ -254,10 +259,10 @@ def told_in_values(verb: Callable[P, T]) -> Callable[P, T]:
     return as_given
 
 
-def _flag(name: str, given: Any, *, or_none: bool = False) -> None:
+def _flag(name: str, given: Any, further: str = "", *, or_none: bool = False) -> None:
     """No word stands for yes or no."""
     if not isinstance(given, bool) and not (or_none and given is None):
-        raise TypeError(f"{name}: expected True or False{', or None' if or_none else ''}, got {given!r}")
+        raise TypeError(f"{name}: expected True or False{', or None' if or_none else further}, got {given!r}")
 
 
 def _word(name: str, given: Any, words: Sequence[str], further: str = "") -> None:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from lowtide.api.arena import ArenaReport, StepArena
 from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
+from lowtide.api.home import fetch, refuse_steps_without_state, send_home
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen
 from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read_unlike, run_eagerly
@@ -87,6 +88,10 @@ class Step:
         """
         self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
         self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
+        program = maker.capturing.program
+        self._between_steps = program is not None and program.between_steps
+        if self._between_steps and self._caller.optimizer is not None and not obstacle:
+            refuse_steps_without_state(self._caller.optimizer)
         self._arena = None if arena is None else arena(maker.stages, maker.settings.limit.is_limit)
         self._own_memory = None if self._arena is None else self._arena.arena
         self._new_graphs = graphs
@@ -225,6 +230,15 @@ class Step:
         else:
             save_report(self.plan, path)
 
+    def fetch_state(self) -> None:
+        """With `swap_state="between steps"`: put the optimizer's state on the device, as its own `step()` needs it, if there is room.
+
+        The next call sends it back to the host. `optimizer.state_dict()` and `load_state_dict` need no such call. For any other step, and
+        before the first, nothing changes.
+        """
+        if self._between_steps and self._caller.optimizer is not None:
+            fetch(self._caller.optimizer)
+
     def gathered(self) -> AbstractContextManager[None]:
         """With `shard="parameters"`: the model's parameters are whole inside. All ranks must enter it together.
 
@@ -286,6 +300,7 @@ class Step:
         else:
             if prepared is None:
                 self.empty_arena()
+                self.fetch_state()
                 return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs, begun=True)
             variant, inputs, now = prepared
             began = time.perf_counter()
@@ -302,6 +317,7 @@ class Step:
             del reshaped  # or what it is raised with holds this frame, which holds it: a circle, and the model within
         if other is None:
             self.empty_arena()
+            self.fetch_state()
             return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs)
         return other(*args, **kwargs)
 
@@ -438,6 +454,9 @@ class Step:
             self._caller.begin_step()
             now = self._caller.view(leaves)
             chosen = self._find(now)
+            if isinstance(chosen, str) and self._between_steps:
+                known = (variant for family in self._families for variant in family.variants)
+                chosen = self._find(now) if send_home(now, known) else chosen
             if isinstance(chosen, tuple) and not self._unseen:
                 chosen = self._looked_again(chosen[0], args, kwargs) or chosen
         except NewShapeError as error:

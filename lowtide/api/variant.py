@@ -17,6 +17,7 @@ import torch
 from lowtide.api.frozen import Inference
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import CapturedStep
+from lowtide.cost.memory import home_bytes
 from lowtide.cpu.executable import NetworkCalls
 from lowtide.cpu.networks import runners
 from lowtide.cuda.forecast import expected
@@ -119,6 +120,8 @@ class Variant:
         inputs = captured.graph.inputs
         devices = tuple(sorted({torch.device(value.storage.device).type for value in inputs}))
         host = host_memory(max((value.storage.device for value in inputs), default="cpu")) if swaps(decision) else None
+        if host_bytes is not None:
+            host_bytes -= home_bytes(captured.graph)  # which is there whatever else is
         check = InputCheck.of(captured.graph, captured.slots)
         networks = runners(decision.graph)
         program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)}, host_bytes)

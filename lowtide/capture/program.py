@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from lowtide.base.garbage import set_aside
 from lowtide.base.places import Position
 from lowtide.capture.batches import micro_batches, objects_in
+from lowtide.capture.between_steps import on_the_host
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.followers import following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
@@ -69,6 +70,7 @@ class TrainingProgram:
     wrapper: nn.Module | None = None  # around the model, where there is one: what the user's functions are given
     counters: tuple[Callable[[], None], ...] = ()  # called after each step, for the wrappers around the optimizer
     single_tensor: bool = False  # whether the optimizer's `foreach` and `fused` are left aside
+    between_steps: bool = False  # whether the optimizer's state lies on the host then
 
     @property
     def given(self) -> nn.Module:
@@ -195,7 +197,9 @@ def _recorded_training(
     ):
         trace.recorder.scripts = Scripts()
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
-        shadow = Shadow.of(program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft)
+        shadow = Shadow.of(
+            program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft, between_steps=program.between_steps
+        )
         shadow = replace(shadow, single_tensor=program.single_tensor)
         if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)
@@ -209,8 +213,10 @@ def _recorded_training(
         else:
             later = _later_step(trace, following, result)
             if later is None:
-                return (first,)
+                return (first if not program.between_steps else on_the_host(first),)
             captured = first, later
+        if program.between_steps:
+            captured = tuple(map(on_the_host, captured))
         if not any(slot.table == "data" for slot in first.assigned):
             refuse_idle(program.optimizer, [each.graph for each in captured])
         return captured

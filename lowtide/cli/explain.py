@@ -32,6 +32,7 @@ def explain_command(
     device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
     swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
+    state_on_host: Annotated[bool, typer.Option("--state-on-host", help="optimizer state lies on the host between steps")] = False,
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look: quick, normal or thorough")] = "quick",
     dynamic: Annotated[
         str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'')
@@ -41,7 +42,7 @@ def explain_command(
     """Say why a training step does not fit, and what would help, without running it."""
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.explain import explain
-    from lowtide.api.options import Planning, Run, Shapes, Training
+    from lowtide.api.options import BETWEEN_STEPS, Planning, Run, Shapes, Training
     from lowtide.cli.workload import builder, dynamic_of, users_code
 
     try:
@@ -58,7 +59,7 @@ def explain_command(
                     training=Training(accumulate=accumulate),
                     shapes=Shapes(dynamic=dynamic_of(dynamic)),
                     planning=Planning(effort=effort, device=on, simulate=device),
-                    run=Run(swap=swap, swap_state=swap_state),
+                    run=Run(swap=swap, swap_state=BETWEEN_STEPS if state_on_host else swap_state),
                 )
         if json_out is not None:
             write_json(json_out, explanation.figures())

@@ -30,12 +30,13 @@ def needs_command(
     memory: Annotated[str | None, typer.Option(metavar="host=AMOUNT", help="what copies may pin of the host: host=48GiB")] = None,
     swap: Annotated[bool, typer.Option(help="let tensors go to the host and back")] = True,
     swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too, within a step")] = False,
+    state_on_host: Annotated[bool, typer.Option("--state-on-host", help="optimizer state lies on the host between steps")] = False,
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
 ) -> None:
     """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed."""
     from lowtide.api.needs import needs
-    from lowtide.api.options import Run
+    from lowtide.api.options import BETWEEN_STEPS, Run
     from lowtide.cli.workload import builder, users_code
     from lowtide.cost.presets import CARDS
     from lowtide.integrations.architectures import Setting, named_model
@@ -57,7 +58,7 @@ def needs_command(
                     optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
                     memory=memory_limits(memory),
-                    run=Run(swap=swap, swap_state=swap_state),
+                    run=Run(swap=swap, swap_state=BETWEEN_STEPS if state_on_host else swap_state),
                 )
         title = f"{_called(model)}: {what}"
         if json_out is not None:

@@ -333,20 +333,35 @@ class MemoryProfile:
 def pinned_bytes(graph: Graph, order: Sequence[int]) -> int:
     """The bytes of all buffers on the host that a graph's copies are given, as `runtime.copies` makes them: powers of two.
 
-    A buffer is a copy's from its store to its last use, and then there for the next one of its size.
+    A buffer is a copy's from its store to its last use, and then there for the next one of its size. What lies there between steps has
+    memory of its own, counted as the same allocator makes it.
     """
     nodes = [graph.nodes[index] for index in order]
     last = {value.storage: step for step, node in enumerate(nodes) for value in node.inputs if value.storage.kind is Kind.HOST}
-    used, most = Counter[int](), Counter[int]()
+    used, most, homes = Counter[int](), Counter[int](), homes_of(graph)
     for step, node in enumerate(nodes):
-        for storage in {value.storage for value in (*node.results, *node.inputs) if value.storage.kind is Kind.HOST}:
-            size = 1 << max(of_kind(int, storage.nbytes) - 1, 0).bit_length()
+        for storage in {value.storage for value in (*node.results, *node.inputs) if value.storage.kind is Kind.HOST} - homes:
+            size = _pinned(storage)
             if storage not in {value.storage for value in node.inputs}:
                 used[size] += 1
                 most[size] = max(most[size], used[size])
             if last.get(storage, step) == step:
                 used[size] -= 1
-    return sum(size * count for size, count in most.items())
+    return sum(size * count for size, count in most.items()) + home_bytes(graph)
+
+
+def homes_of(graph: Graph) -> frozenset[Storage]:
+    """What lies on the host before the step, or after it."""
+    return frozenset(value.storage for value in (*graph.inputs, *graph.outputs) if value.storage.kind is Kind.HOST)
+
+
+def home_bytes(graph: Graph) -> int:
+    """The pinned bytes of that."""
+    return sum(map(_pinned, homes_of(graph)))
+
+
+def _pinned(storage: Storage) -> int:
+    return 1 << max(of_kind(int, storage.nbytes) - 1, 0).bit_length()
 
 
 def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footprint: Footprint, *, round_to: int = 1) -> MemoryProfile:

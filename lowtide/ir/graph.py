@@ -21,6 +21,10 @@ storage of `t`; `host.drop(t, h)` is the last use of that copy of `t`, once the 
 begins to fill it. Such a storage is no memory of the device, and counts nowhere. Where `t` is the caller's, the drop also writes it: it
 empties the caller's block, which the load fills again, so `t2` is of the caller's kind and counts as the caller's from there on.
 
+State that lies on the host between steps is an input of kind "host". A load makes of it a storage of kind "state", which the step writes;
+`host.save(t, h)` begins to copy that back over `h`, which is a write of `h`, and a drop of `t` comes after it. What a step makes of such
+state anew is stored and dropped, and the copy returned.
+
 A node may own a body, a graph of its own that it runs; `ir.bodies` says what becomes of arguments and results.
 """
 

@@ -29,7 +29,7 @@ from lowtide.ir.sizes import Size, contiguous_stride
 from lowtide.lower.statements import VariableNames, deaths, releases, statements
 from lowtide.lower.transfers import Offloaded
 
-_NOTHING = Offloaded(frozenset(), {})
+_NOTHING = Offloaded(frozenset(), {}, frozenset())
 _INDENT = "    "
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_transfer, is_view, offloaded_storages
-from lowtide.ir.operators.row import DROP, LOAD, STORE
+from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE
 from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Decision
 from lowtide.plan.summary import bytes_text
 
 
 class Offloaded(NamedTuple):
-    """State that the caller lends: it stays the caller's tensor, which is emptied and filled again."""
+    """State that the caller lends: it stays the caller's tensor, which is emptied and filled again; and what lies on the host anyway."""
 
     storages: frozenset[Storage]  # of its values: the caller's own, and what loads make of it
     tensor: Mapping[Storage, Value]  # by storage on the host: the caller's tensor
+    homes: frozenset[Storage]  # on the host between steps: tensors of the caller's
 
     @classmethod
     def of(cls, graph: Graph) -> Offloaded:
@@ -25,7 +26,8 @@ class Offloaded(NamedTuple):
         stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in offloaded]
         tensor = {node.results[0].storage: node.inputs[0] for node in stores}
         back = {node.results[0].storage for node in graph.nodes if node.op == LOAD and node.inputs[0].storage in tensor}
-        return cls(offloaded | back, tensor)
+        homes = frozenset(value.storage for value in (*graph.inputs, *graph.outputs) if value.storage.kind is Kind.HOST)
+        return cls(offloaded | back, tensor, homes)
 
 
 class Arrivals(NamedTuple):
@@ -56,13 +58,17 @@ def arrivals(plan: Decision, offloaded: Offloaded) -> Arrivals:
 
 
 def statements(node: Node, names: Mapping[Value, str], offloaded: Offloaded) -> Iterator[str]:
-    """The line of a store, a drop or a load."""
+    """The line of a store, a save, a drop or a load."""
     if node.op == LOAD:
         here, there = node.results[0], node.inputs[0]
+    elif node.op == SAVE:
+        here, there = node.inputs
     else:  # a drop makes no output, but a new version of the tensor that it empties
         here, there = node.inputs[0], node.results[0] if node.op == STORE else node.inputs[1]
     size, own = size_text(here.storage.nbytes), offloaded.tensor.get(there.storage)
-    if node.op == STORE:
+    if there.storage in offloaded.homes:
+        yield _between_steps(node, names, here, there, size)
+    elif node.op == STORE:
         yield f"{names[there]} = host.store({names[here]})  # {size} to the host"
     elif node.op == DROP:
         yield f"host.drop({names[here]}, {names[there]})" if own is None else f"host.empty({names[here]}, {names[there]})  # frees {size}"
@@ -70,6 +76,14 @@ def statements(node: Node, names: Mapping[Value, str], offloaded: Offloaded) -> 
         yield f"{names[here]} = host.load({names[there]})  # {size} from the host"
     else:
         yield f"{names[here]} = host.refill({names[own]}, {names[there]})  # {size} from the host"
+
+
+def _between_steps(node: Node, names: Mapping[Value, str], here: Value, there: Value, size: str) -> str:
+    if node.op == LOAD:
+        return f"{names[here]} = host.fetch({names[there]}, device({here.storage.device!r}))  # {size} from the host"
+    if node.op == STORE:
+        return f"{names[there]} = host.send({names[here]})  # {size} to the host"
+    return f"host.save({names[here]}, {names[there]})  # {size} to the host" if node.op == SAVE else f"host.saved({names[here]})"
 
 
 def waits(values: tuple[Value, ...], names: Mapping[Value, str]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Do a plan's promises follow from its graph, order and reuses? Counted anew, storage by storage; shares no code with the cost model.
 
 At each step: the bytes of all storages that live then, and the workspace of the node that runs. What the caller holds is there throughout.
-On the host, of each power of two: as many buffers as copies of that size ever live at once, each from its store to the last use.
+On the host, of each power of two: as many buffers as copies of that size ever live at once, each from its store to the last use; from
+beginning to end what lies there between steps.
 
 What the body of a loop makes for itself at its highest, counted anew; shares no code with the cost model. A part's nodes run in program
 order. A storage lives from the node that makes it to the last that uses it; a node that may work in the memory of inputs does so in the
@@ -173,6 +174,9 @@ def _pinned_bytes(graph: Graph, order: Sequence[int]) -> int:
         for value in (*node.results, *node.inputs):
             if value.storage.kind is Kind.HOST:
                 spans.setdefault(value.storage, [step, step])[1] = step
+    for value in (*graph.inputs, *graph.outputs):
+        if value.storage.kind is Kind.HOST:  # memory of its own, which no copy gets before or after
+            spans[value.storage] = [0, len(order)]
     total = 0
     for size in {_power_of_two(storage) for storage in spans}:
         alike = [span for storage, span in spans.items() if _power_of_two(storage) == size]

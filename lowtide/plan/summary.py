@@ -335,7 +335,8 @@ def _on_device(plan: Contents) -> list[tuple[str, str, str, str]]:
 def _pinned(plan: Contents) -> str:
     """When something is there, what a run has had, and what the limit was."""
     steps = [step for step, index in enumerate(plan.order) for value in plan.graph.nodes[index].results if value.storage.kind is Kind.HOST]
-    when = f"from step {steps[0]} on" if steps else ""
+    between = any(value.storage.kind is Kind.HOST for value in plan.graph.inputs)
+    when = "between steps, too" if between else f"from step {steps[0]} on" if steps else ""
     measured = "" if plan.measured_pinned_bytes is None else f"measured {bytes_text(plan.measured_pinned_bytes)}"
     limit = "" if plan.host_bytes is None else f"of {bytes_text(plan.host_bytes)} that may be"
     return ", ".join(filter(None, (limit, when, measured)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from lowtide.cost.memory import order_problem, profile_of, simulate
+from lowtide.cost.memory import home_bytes, order_problem, profile_of, simulate
 from lowtide.ir.graph import Graph
 from lowtide.plan.cost_report import FrontierPoint, HostPoint
 from lowtide.plan.plan import CostReport, Plan
@@ -15,6 +17,7 @@ from lowtide.planning.candidate import Candidate, order_together
 from lowtide.planning.carrier import carried
 from lowtide.planning.request import NO_LIMIT, Budget, Request, in_turn
 from lowtide.problems.order import Ints
+from lowtide.remat.ahead import ahead_of_all
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
 from lowtide.remat.explain import evictions_of
@@ -25,6 +28,7 @@ from lowtide.remat.write_out import rematerialise
 from lowtide.rewrite.rewritings import rule_reports
 from lowtide.schedule.cuts import lower_bound_bytes
 
+_HIGHER = 3  # known peaks, its own first, up to which a schedule's copies are begun ahead
 _SAME = 1 + 1e-9  # times this near differ by the rounding of their sums alone: the same runs in another order
 
 
@@ -49,7 +53,7 @@ class CandidateArchive:
         archive = Archive()
         for which, sequence in ((which, sequence) for which, of in enumerate(orders) for sequence in of):
             archive.add(Point.of(problems[which], which, sequence))
-        return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)
+        return cls(tuple(candidates), problems, orders, archive, request.granule_bytes)._with_copies_ahead()
 
     def by(self, sweeps: Sequence[Sweep], listener: SweepListener | None = None) -> CandidateArchive:
         """With all that these searches find, too; one that was done is not done again, one that is stopped ends them."""
@@ -69,7 +73,27 @@ class CandidateArchive:
         merged = self.archive.copy()
         merged.merge(more)
         whole = not more.interrupted and not more.out_of_time
-        return dataclasses.replace(self, archive=merged, done=(*self.done, _without_cap(sweep)) if whole else self.done)
+        known = dataclasses.replace(self, archive=merged, done=(*self.done, _without_cap(sweep)) if whole else self.done)
+        return known._with_copies_ahead()
+
+    def _with_copies_ahead(self) -> CandidateArchive:
+        """With what is copied between steps begun ahead and waited for late, at each peak that is known and the next ones."""
+        if all(problem.copies is None for problem in self.problems):
+            return self
+        merged = self.archive.copy()
+        points = list(self.archive.all_points)
+        peaks = sorted({point.peak_bytes for point in points})
+        for point in points:
+            at = bisect_left(peaks, point.peak_bytes)
+            for most_bytes in peaks[at : at + _HIGHER]:
+                for sequence in ahead_of_all(self.problems[point.problem], point.sequence, most_bytes):
+                    merged.add(Point.of(self.problems[point.problem], point.problem, sequence, point.recipe, point.roles))
+        return dataclasses.replace(self, archive=merged)
+
+    @cached_property
+    def home_bytes(self) -> int:
+        """What lies on the host between steps, whatever else is pinned there."""
+        return home_bytes(self.candidates[0].graph)
 
     def and_known(self, other: CandidateArchive) -> CandidateArchive:
         """With all that is known elsewhere of the same program, too."""
@@ -82,7 +106,7 @@ class CandidateArchive:
         """What was found for a program, for another of the same forward and backward pass; nothing is searched."""
         archive = carried(self._pairs, self.archive, sibling._pairs)
         archive.merge(sibling.archive)
-        return dataclasses.replace(sibling, archive=archive)
+        return dataclasses.replace(sibling, archive=archive)._with_copies_ahead()
 
     @property
     def _pairs(self) -> list[tuple[Graph, RematProblem]]:
@@ -115,9 +139,9 @@ class CandidateArchive:
         return self.frontier_pinning(None)
 
     def frontier_pinning(self, host_bytes: int | None) -> list[Point]:
-        """The same of the points that pin no more than so many bytes on the host."""
+        """The same of the points that pin no more than so many bytes on the host, beside what lies there between steps."""
         points: list[Point] = []
-        for point in self.archive.points if host_bytes is None else self.archive.pinning(host_bytes):
+        for point in self.archive.points if host_bytes is None else self.archive.pinning(host_bytes - self.home_bytes):
             if not points or point.time_us * _SAME < points[-1].time_us:
                 points.append(point)
         return points
@@ -131,7 +155,7 @@ class CandidateArchive:
         fitting = (each for each in self.archive.all_points if each.peak_bytes <= memory_bytes)
         for each in sorted(fitting, key=lambda each: (each.pinned_bytes, each.time_us)):
             if not points or each.time_us * _SAME < points[-1].time_us:
-                points.append(HostPoint(each.pinned_bytes, each.time_us))
+                points.append(HostPoint(self.home_bytes + each.pinned_bytes, each.time_us))
         return tuple(points) if any(each.pinned_bytes for each in points) else ()
 
     @property

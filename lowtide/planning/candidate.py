@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from lowtide.plan.contents import Timeline
 from lowtide.plan.plan import program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.problems.order import Ints, OrderProblem
+from lowtide.remat.ahead import ahead_of_all
 from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
@@ -126,10 +128,11 @@ class Candidate:
         return self._once(("remat", self.node_us, self.issue_us, granule_bytes, links, swap_state), problem)
 
     def orders(self, problem: RematProblem, solver: Solver, granule_bytes: int) -> list[Ints]:
-        """The orders from which sequences are searched: as written, with updates as soon as can be, and the one of least peak."""
+        """Those from which sequences are searched: as written, with updates as soon as can be, of least peak, and with copies ahead."""
         least = np.array(self.ordered(solver, granule_bytes).order, np.int32)
         exchanged = list(serving_collectives(self.graph.nodes))
-        return [prompt(problem, problem.sequence_of(range(len(self.graph.nodes))), exchanged), problem.sequence_of(least)]
+        orders = [prompt(problem, problem.sequence_of(range(len(self.graph.nodes))), exchanged), problem.sequence_of(least)]
+        return [*orders, *islice(ahead_of_all(problem, orders[0]), 1)]
 
     def eager(self, granule_bytes: int) -> Eager:
         """The program as it stands: in place only where it works so itself, holding to the end what eager PyTorch holds."""

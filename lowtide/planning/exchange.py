@@ -12,7 +12,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ from lowtide.ir.operators.nodes import begins_collective, is_collective, is_tran
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan
 from lowtide.problems.order import OrderProblem
+from lowtide.remat.ahead import ahead_of_all
+from lowtide.remat.problem import RematProblem
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
 
 
@@ -206,10 +208,10 @@ def overlapped(plan: Plan, most_bytes: int) -> Plan:
 
     What gloo holds beside a collective, from its begin to its wait, is no memory of the graph's: it is counted while the order is sought,
     and where the plan's own count would miss it at the peak, such a wait stays right behind its begin. Copies to the host have their times
-    by the order, so that a plan with copies is left alone.
+    by the order, so that a plan with copies is left alone, but for those of state between steps where no search has placed them.
     """
     if any(map(is_transfer, plan.graph.nodes)):
-        return plan
+        return plan if plan.cost_report is not None else _with_copies_ahead(plan)
     plan = apart(fewer(plan, most_bytes))
     nodes = plan.graph.nodes
     begins = {index for index, node in enumerate(nodes) if begins_collective(node)}
@@ -223,6 +225,15 @@ def overlapped(plan: Plan, most_bytes: int) -> Plan:
     if simulate(problem_held, order).peak_bytes > simulate(problem, order).peak_bytes:
         order = at_once
     return plan if tuple(order) == plan.order else _in_order(plan, problem, order)
+
+
+def _with_copies_ahead(plan: Plan) -> Plan:
+    """The plan, of an order alone, with what it copies of state between steps ahead and late."""
+    problem = RematProblem.of(plan.graph, [0.0] * len(plan.graph.nodes), plan.workspace_bytes, round_to=plan.granule_bytes)
+    for order in islice(ahead_of_all(problem, np.array(plan.order, np.int32)), 1, None):
+        if simulate(problem.problem, order).peak_bytes <= plan.peak_bytes:
+            return _in_order(plan, problem.problem, order.tolist())
+    return plan
 
 
 def _waits(nodes: Sequence[Node], begins: AbstractSet[int]) -> dict[int, int]:

@@ -13,6 +13,7 @@ from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Captured, Eager, order_together
 from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
+from lowtide.planning.refusal import refuse_small_host
 from lowtide.planning.request import Budget, Effort, Request
 from lowtide.schedule import AUTO
 
@@ -82,6 +83,7 @@ def needs_of(
 
     The smallest card is always searched for, so that the least that was found is known.
     """
+    refuse_small_host([captured.graph], host_bytes)
     candidates = machine.candidates(captured, laboratory, exact=True, limited=True)
     granule_bytes = machine.granule_bytes(captured)
     plain = [each for each in candidates if not each.costs_time]
@@ -110,5 +112,5 @@ def _need(card: Device, archive: CandidateArchive, searched: bool, eager_bytes: 
     time_us = None if fit is Fit.NOT else point.time_us if fit is Fit.SLOWER and point else archive.order_us
     slower = None if time_us is None else time_us / archive.order_us - 1
     least_bytes = archive.frontier_pinning(host_bytes)[0].peak_bytes if searched else None
-    pinned_bytes = point.pinned_bytes if fit is Fit.SLOWER and point else 0
+    pinned_bytes = (point.pinned_bytes if fit is Fit.SLOWER and point else 0) + (archive.home_bytes if fit is not Fit.NOT else 0)
     return CardNeed(card.name, card.memory_bytes, usable, fit, time_us, slower, least_bytes, pinned_bytes)

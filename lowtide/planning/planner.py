@@ -124,6 +124,8 @@ class Planner:
         try:
             return self.plans(request)
         except BudgetError as error:
+            if not error.smallest_peak_bytes:  # it is the host that is too small
+                raise
             return self.plans_near(replace(request, budget=Budget(error.smallest_peak_bytes, host_bytes=request.budget.host_bytes)))
 
     def peak_by_order_bytes(self, request: Request) -> int:
@@ -220,4 +222,6 @@ class Planner:
 def _listener(known: CandidateArchive, request: Request) -> SweepListener | None:
     if request.watcher is None:
         return None
-    return ProgressWatch(request.watcher, request.budget, known.archive.all_points)
+    host_bytes = request.budget.host_bytes
+    budget = replace(request.budget, host_bytes=None if host_bytes is None else host_bytes - known.home_bytes)
+    return ProgressWatch(request.watcher, budget, known.archive.all_points)

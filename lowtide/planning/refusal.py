@@ -13,7 +13,7 @@ import numpy as np
 
 from lowtide.base.messages import bytes_text, op_text
 from lowtide.cost.bodies import workspaces_within
-from lowtide.cost.memory import resident_storages, storage_bytes
+from lowtide.cost.memory import home_bytes, resident_storages, storage_bytes
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Graph, Kind, Node
 from lowtide.plan.cost_report import HostPoint
@@ -58,6 +58,7 @@ def needs_bytes(problem: OrderProblem) -> Bytes:
 
 def refuse_impossible(programs: Sequence[Sequence[Candidate]], request: Request) -> None:
     """Raises BudgetError where the request's memory is below what some program takes at least, whatever its plan."""
+    refuse_small_host([program[0].graph for program in programs if program], request.budget.host_bytes)
     memory_bytes = request.budget.memory_bytes
     if memory_bytes is None:
         return
@@ -66,6 +67,19 @@ def refuse_impossible(programs: Sequence[Sequence[Candidate]], request: Request)
     if highest.nbytes > memory_bytes:
         tried = max(map(len, programs))
         raise _refusal(highest, memory_bytes, request, _ANY if request.exact else _TRIED.format(tried) if tried > 1 else _ONE)
+
+
+def refuse_small_host(graphs: Sequence[Graph], host_bytes: int | None) -> None:
+    """Raises BudgetError where the host is to hold less than what lies there between steps."""
+    least = max(map(home_bytes, graphs), default=0)
+    if host_bytes is not None and host_bytes < least:
+        raise BudgetError(
+            f"host: expected at least {least} bytes ({bytes_text(least)}) of pinned memory, which the optimizer's state takes between "
+            f"steps, in blocks of powers of two; got {host_bytes} bytes ({bytes_text(host_bytes)}); nothing was searched",
+            0,
+            searched=False,
+            smallest_host_bytes=least,
+        )
 
 
 def _refusal(floor: Floor, memory_bytes: int, request: Request, who: str) -> BudgetError:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Bytes, Ints
-from lowtide.remat.entries import DROP, LOAD, RUN, STORE, code_of, deed_of, storage_of
+from lowtide.remat.entries import DROP, LOAD, RUN, STORE, Lane, code_of, deed_of, storage_of
 from lowtide.remat.problem import RematProblem
 
+COMPUTE, LANE_LOAD, LANE_SAVE = int(Lane.COMPUTE), int(Lane.LOAD), int(Lane.SAVE)
 _QUEUE = 1024  # kernels that may wait on a stream before who launches the next one has to
 
 
@@ -227,6 +228,18 @@ def time_kernel(sequence: Any, facts: Any) -> float:
         if deed == RUN:
             for entry in range(facts.read_ptr[code], facts.read_ptr[code + 1]):
                 clock = max(clock, arrived[facts.read_ids[entry]])
+            if facts.lane[code] != COMPUTE:
+                issued += facts.handling_us[0]
+                if facts.lane[code] == LANE_LOAD:
+                    from_host = max(from_host, clock, issued) + facts.copy_us[code]
+                    for entry in range(facts.made_ptr[code], facts.made_ptr[code + 1]):
+                        arrived[facts.made_ids[entry]] = from_host
+                elif facts.lane[code] == LANE_SAVE:
+                    to_host = max(to_host, clock, issued) + facts.copy_us[code]
+                    stored[facts.read_ids[facts.read_ptr[code]]] = to_host
+                else:
+                    clock = max(clock, stored[facts.read_ids[facts.read_ptr[code]]])
+                continue
             issued = max(issued, begun[turn]) + facts.issue_us[code]
             clock = begun[turn] = max(clock, issued)
             turn = (turn + 1) % _QUEUE

@@ -60,6 +60,17 @@ class RematArrays(NamedTuple):
     pinned: Ints  # the buffer of a copy on the host is of two to the power of this
     write_ptr: Ints
     write_ids: Ints
+    lane: Ints  # of a node: see `Lane`
+    copy_us: Times  # what a node of one of the links takes that
+
+
+class Lane(IntEnum):
+    """Where a node runs: those of state that lies on the host between steps run on the links, as entries that swap do."""
+
+    COMPUTE = 0
+    LOAD = 1
+    SAVE = 2  # stores, too
+    DROP = 3  # waits for a save
 
 
 class EntryKind(IntEnum):

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from lowtide.cost.memory import counted_storages
+from lowtide.cost.memory import counted_storages, homes_of
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.operators.nodes import begins_collective, is_view
+from lowtide.ir.operators.nodes import begins_collective, is_transfer, is_view
 from lowtide.ir.operators.row import DROP, LOAD, STORE
 
 
@@ -51,12 +51,13 @@ def bases(graph: Graph) -> dict[Storage, Base]:
     """The storages that can be stored, and what stands for each.
 
     A storage that the graph returns has to be there in the end, a donated one is the caller's to free, one without bytes or off the
-    device gains nothing, and what a collective has begun is not whole. And where a storage has other values than the maker's one and views
-    of it, nobody could take those anew.
+    device gains nothing, what a collective has begun is not whole, and what lies on the host between steps is copied as the graph says.
+    And where a storage has other values than the maker's one and views of it, nobody could take those anew.
     """
     device = _device(graph)
     makers: dict[Storage, Base] = {}
-    fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    copied = (value for _, node in between_steps(graph) for value in (*node.inputs, *node.results))
+    fixed = {value.storage for value in (*graph.inputs, *graph.outputs, *copied)}
     for node in graph.nodes:
         for value in () if is_view(node) else node.outputs:
             if value is None:
@@ -97,6 +98,14 @@ _OFFLOADABLE = (Kind.PARAMETER, Kind.STATE)
 
 def _device(graph: Graph) -> str:
     return max((value.storage.device for value in _tensors(graph)), default="cpu")
+
+
+def between_steps(graph: Graph) -> Iterator[tuple[int, Node]]:
+    """The nodes that copy what lies on the host between steps, and their indices."""
+    homes = homes_of(graph)
+    for index, node in enumerate(graph.nodes) if homes else ():
+        if is_transfer(node) and any(value.storage in homes for value in (*node.inputs, *node.results)):
+            yield index, node
 
 
 def _moves(storage: Storage, device: str) -> bool:

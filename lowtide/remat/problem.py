@@ -29,9 +29,10 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
 from lowtide.ir.graph import Graph, Storage, Value
 from lowtide.ir.operators.nodes import is_view, repeatable
+from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
-from lowtide.remat.entries import Codes, RematArrays, Times
-from lowtide.remat.offload import offloadable_storages, storable
+from lowtide.remat.entries import Codes, Lane, RematArrays, Times
+from lowtide.remat.offload import between_steps, offloadable_storages, storable
 from lowtide.remat.state import records
 
 _HOST_ALONE, _DEVICE_ALONE = 0.5, 1.5  # times as long as the host takes: from where on the one or the other is all that counts
@@ -115,6 +116,31 @@ def _negligible_bytes(sizes: NDArray[np.signedinteger[Any]]) -> int:
     return int(rising[up_to <= _NO_ROOM * sizes.sum()].max(initial=0))
 
 
+class Copies(NamedTuple):
+    """Nodes of the graph that copy what lies on the host between steps."""
+
+    lanes: Ints  # [n] see `entries.Lane`
+    us: Times  # [n] what they take a link
+
+    @classmethod
+    def of(cls, graph: Graph, device: Device | None) -> Copies | None:
+        lanes = np.zeros(len(graph.nodes), np.int32)
+        for index, node in between_steps(graph):
+            lanes[index] = _LANES[node.op]
+        if not lanes.any():
+            return None
+        us, copying = np.zeros(len(lanes)), np.flatnonzero((lanes == Lane.LOAD) | (lanes == Lane.SAVE)).tolist()
+        if device is None:
+            return cls(lanes, us)
+        for index in copying:
+            nbytes = int(graph.nodes[index].inputs[0].storage.nbytes)
+            us[index] = device.load_us(nbytes) if lanes[index] == Lane.LOAD else device.store_us(nbytes)
+        return cls(lanes, us)
+
+
+_LANES = {LOAD: Lane.LOAD, STORE: Lane.SAVE, SAVE: Lane.SAVE, DROP: Lane.DROP}
+
+
 @dataclass(frozen=True, eq=False)
 class RematProblem:
     """An ordering problem whose nodes may run more than once, and what a run costs. Its arrays are read-only."""
@@ -127,6 +153,7 @@ class RematProblem:
     links: Links | None = None  # to the host and back; None where nothing is swapped
     writes: Rows | None = None  # by node: the offloaded tensors that it writes; None where nothing is offloaded
     plain: RematProblem | None = None  # the same without links, and with nothing offloaded
+    copies: Copies | None = None  # of state that lies on the host between steps; None where there is none
     clocks: Clocks | None = None  # of a step; None where there is one alone, and a run takes what it counts for
 
     @classmethod
@@ -174,6 +201,7 @@ class RematProblem:
             links=None if swap is None else Links.of(problem, storable(graph, swap_state=swap_state)[: problem.tensor_count], swap),
             writes=_writes(graph, offloadable, problem.tensor_count) if swap_state else None,
             plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to, known=known, issue_us=issue_us) if swap_state else None,
+            copies=Copies.of(graph, swap),
             clocks=clocks,
         )
 
@@ -181,6 +209,11 @@ class RematProblem:
     def without_links(self) -> RematProblem:
         """The problem of the same sequences where nothing is swapped."""
         return self.plain or (self if self.links is None else replace(self, links=None))
+
+    @property
+    def lanes(self) -> Ints:
+        """By node: its `entries.Lane`."""
+        return np.zeros(self.problem.node_count, np.int32) if self.copies is None else self.copies.lanes
 
     @property
     def codes(self) -> Codes:
@@ -218,6 +251,8 @@ class RematProblem:
             links.load_us,
             pinned_powers(problem.tensor_bytes),
             *(self.writes or rows_of([()] * problem.node_count)),
+            self.lanes,
+            np.zeros(problem.node_count) if self.copies is None else self.copies.us,
         )
 
     @cached_property

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
+from lowtide.remat.entries import Lane
 from lowtide.remat.problem import RematProblem
 
 
@@ -37,6 +38,7 @@ def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints
     position_of[order] = np.arange(len(order))
     moved = base.made_bytes == 0
     moved[list(also)] = True
+    moved |= _from_loads(problem)
     position_of[order[moved[order]]] = -1
     ready = position_of.copy()
     for node in np.flatnonzero(position_of < 0):  # nodes are numbered as they may run
@@ -44,16 +46,28 @@ def prompt(problem: RematProblem, order: Ints, also: Sequence[int] = ()) -> Ints
     return patient(problem, order[np.lexsort((moved[order], ready[order]))])
 
 
+def _from_loads(problem: RematProblem) -> NDArray[np.bool_]:
+    """[n] what loads state that lies on the host between steps, which `patient` puts where it is wanted, and what is made of that."""
+    base = problem.problem
+    follows: NDArray[np.bool_] = problem.lanes == Lane.LOAD
+    for node in range(base.node_count) if follows.any() else ():  # nodes are numbered as they may run
+        follows[node] |= follows[base.preds.ids[base.preds.ptr[node] : base.preds.ptr[node + 1]]].any()
+    return follows
+
+
 def patient(problem: RematProblem, order: Ints) -> Ints:
     """The order with every run that neither makes nor reads bytes right before the first that waits for it.
 
-    A weight's decay would else run before its gradient exists, and what reads that weight could not be repeated any more.
+    A weight's decay would else run before its gradient exists, and what reads that weight could not be repeated any more. What lies on the
+    host between steps is loaded for such a run, and so it is for a decay of that.
     """
     base = problem.problem
     when = np.full(base.node_count, base.node_count, np.int64)
     when[order] = np.arange(len(order))
-    read_bytes = np.concatenate([[0], np.cumsum(base.tensor_bytes[base.reads.ids], dtype=np.int64)])[base.reads.ptr]
-    waits = (base.made_bytes == 0) & (np.diff(read_bytes) == 0) & (np.diff(base.succs.ptr) > 0)
+    loads = problem.lanes == Lane.LOAD
+    sizes = np.where((base.producer >= 0) & loads[base.producer], 0, base.tensor_bytes)  # loaded for the node that waits
+    read_bytes = np.concatenate([[0], np.cumsum(sizes[base.reads.ids], dtype=np.int64)])[base.reads.ptr]
+    waits = ((base.made_bytes == 0) | loads) & (np.diff(read_bytes) == 0) & (np.diff(base.succs.ptr) > 0)
     for node in np.flatnonzero(waits | (when == base.node_count))[::-1]:
         when[node] = when[base.succs.ids[base.succs.ptr[node] : base.succs.ptr[node + 1]]].min(initial=base.node_count)
     return order[np.lexsort((np.arange(len(order)), ~waits[order], when[order]))]

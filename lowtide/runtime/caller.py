@@ -24,6 +24,12 @@ from lowtide.ir.graph import Graph, Kind, Slot, Storage, Value
 from lowtide.ir.result_specs import same_strides
 from lowtide.kernels.optimizers import each_of
 
+
+@dataclass(frozen=True)
+class OwnHook:
+    """A hook of lowtide's own before the optimizer's step: captured steps do not run it."""
+
+
 _ALONE = 2  # users of a storage that one tensor lies on: that, and who asks
 
 
@@ -243,6 +249,7 @@ def _look_of(value: Value, absolute: bool) -> tuple[Any, ...]:
 def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: bool = False) -> None:
     """Run the hooks that precede the step. Raises StepError for one that does what it could not do in time."""
     hooks = [*_global_optimizer_pre_hooks.values(), *optimizer._optimizer_step_pre_hooks.values()]
+    hooks = [hook for hook in hooks if not isinstance(hook, OwnHook)]
     if not hooks:
         return
     if may_skip:

@@ -11,6 +11,13 @@ What the caller lends is the caller's block all along, and there again when the 
     host.empty(p, p_host)       drop, and the caller's storage has no memory from here on
     p = host.refill(p, p_host)  gives it memory again, and begins to fill it: the same tensor
 
+State that lies on the host between steps is the caller's tensor there, which can be read once the run is over:
+
+    x = host.fetch(home, device)  makes a tensor like home on the device, and begins to fill it
+    host.save(x, home)            begins to copy it back
+    home = host.send(x)           the same into a new tensor, pinned
+    host.saved(x)                 waits until either is done: x may be let go from here on
+
 On CUDA, copies run on streams of their own: "waits" means that the stream that computes waits, or one that copies, and the program itself
 runs on. On a device without streams they are done at once, and there is nothing to wait for.
 """
@@ -49,9 +56,24 @@ class Transfers(Protocol):
     def refill(self, tensor: torch.Tensor, copy: Any) -> torch.Tensor:
         """Give the caller's tensor memory again, which begins to be filled; the same tensor."""
 
+    def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A tensor like one that lies on the host, on the device, which begins to be filled."""
+
+    def save(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
+        """Begin to copy a tensor over the one on the host."""
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same into a new tensor on the host, which is whole once the run is over."""
+
+    def saved(self, tensor: torch.Tensor) -> None:
+        """Wait until a tensor is copied, so that its memory may be let go."""
+
 
 class HostMemory(Protocol):
     """Where a program's copies go, kept between its runs."""
+
+    def home(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor like that one in the host's memory, not filled."""
 
     def transfers(self, most_bytes: int | None = None) -> AbstractContextManager[Transfers]:
         """For one run, in which no more than so many bytes are pinned by all runs together, as far as that run's own need leaves it so."""
@@ -118,6 +140,9 @@ class Streams(Protocol):
     def pinned(self, nbytes: int) -> torch.Tensor:
         """So many bytes of the host's memory that the device can reach by itself."""
 
+    def finish(self, stream: Stream) -> None:
+        """Have the host itself wait for all work given to a stream."""
+
     def capturing(self) -> bool:
         """Whether what is given to the computing stream now becomes a CUDA graph, which is run later."""
 
@@ -146,6 +171,9 @@ class CudaStreams:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Page-locked memory; the first request for it makes the device wait, so it is kept."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def finish(self, stream: Any) -> None:
+        stream.synchronize()
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -176,6 +204,7 @@ class StreamedMemory:
     - A loaded tensor's readers, and whoever gets its memory after it, come after `arrived`, where the computing stream waits for the copy.
     - A load reads what a store has written: it waits for the moment at which that is done.
     - What the caller lends lies in memory of the same allocator: emptied after its drop, it is given memory as a load's target is.
+    - State on the host is saved after what was computed of it, so after it was loaded. The host waits for all saves where a run ends.
     - A buffer is used again once nobody refers to the copy in it. The store that does so waits until the last load of that copy is done;
       an earlier store into the buffer is on the same stream.
 
@@ -192,12 +221,17 @@ class StreamedMemory:
         self._idle: dict[int, list[_Buffer]] = {}  # by size; `append` and `pop` are safe among threads
         self._made, self._used, self._most = Counter[int](), Counter[int](), Counter[int]()  # buffers by size: all, in use, in use at once
         self._most_bytes: int | None = None
+        self._homes_bytes = 0  # what of the caller's the latest run has found or left on the host
+
+    def home(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As PyTorch pins memory, of its own: it is the caller's."""
+        return _on(self.streams.pinned(tensor.untyped_storage().nbytes()), tensor)
 
     @contextmanager
     def transfers(self, most_bytes: int | None = None) -> Iterator[StreamedTransfers]:
         """For one run."""
         memory = StreamedMemory(self.streams) if self.streams.capturing() else self
-        memory._most_bytes, memory._most = most_bytes, Counter(memory._used)
+        memory._most_bytes, memory._most, memory._homes_bytes = most_bytes, Counter(memory._used), 0
         if memory._way is None:
             memory._way = self.streams.copying(), self.streams.copying()
         run = StreamedTransfers(memory, *memory._way)
@@ -206,8 +240,10 @@ class StreamedMemory:
         except BaseException as error:  # raised again: offloaded state is the caller's, however the run ended
             run.settle()
             run.give_back(error)
+            run.finish()
             raise
         run.settle()
+        run.finish()
 
     @property
     def idle_bytes(self) -> int:
@@ -221,11 +257,11 @@ class StreamedMemory:
 
     @property
     def taken_bytes(self) -> int:
-        return sum(size * count for size, count in self._most.items())
+        return sum(size * count for size, count in self._most.items()) + self._homes_bytes
 
     def take(self, nbytes: int) -> _Buffer:
         """A buffer of at least so many bytes. Sizes are powers of two, as PyTorch's allocator of pinned memory makes them anyway."""
-        size = 1 << max(nbytes - 1, 0).bit_length()
+        size = _rounded(nbytes)
         try:
             buffer = self._idle.setdefault(size, []).pop()
         except IndexError:
@@ -280,6 +316,7 @@ class StreamedTransfers:
         self._begun: dict[int, Stream] = {}  # by identity: those that were given work
         self._arriving: dict[int, Any] = {}  # by address: the moment at which a loaded storage is filled
         self._empty: dict[int, tuple[torch.Tensor, _StreamedCopy]] = {}  # by identity: what the caller is owed
+        self._saving: dict[int, Any] = {}  # by address: the moment at which a storage is copied to where it lies between steps
 
     def store(self, tensor: torch.Tensor) -> _StreamedCopy:
         """Begin to copy the tensor's storage, once it is made and the buffer is free."""
@@ -328,6 +365,34 @@ class StreamedTransfers:
         del self._empty[id(tensor)]
         return self._filled(tensor, copy)
 
+    def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
+        tensor = torch.empty_strided(home.size(), home.stride(), dtype=home.dtype, device=device)
+        self._after_computing(self._from_host)
+        self._streams.copy(self._from_host, _bytes_of(tensor), _bytes_of(home))
+        self._arriving[_address(tensor)] = self._from_host.record_event()
+        self._memory._homes_bytes += _rounded(tensor.untyped_storage().nbytes())
+        return tensor
+
+    def save(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
+        self._after_computing(self._to_host)
+        self._streams.copy(self._to_host, _bytes_of(home), _bytes_of(tensor))
+        self._saving[_address(tensor)] = self._to_host.record_event()
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        home = self._memory.home(tensor)
+        self.save(tensor, home)
+        self._memory._homes_bytes += _rounded(tensor.untyped_storage().nbytes())
+        return home
+
+    def saved(self, tensor: torch.Tensor) -> None:
+        """What is computed from here on comes after the copy."""
+        self._streams.computing().wait_event(self._saving[_address(tensor)])
+
+    def finish(self) -> None:
+        """What was saved can be read by the host from here on."""
+        if self._saving:
+            self._streams.finish(self._to_host)
+
     def give_back(self, error: BaseException) -> None:
         """Fill what a failed run has left empty, in memory that its variables hold."""
         if self._empty:
@@ -349,6 +414,15 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _on(memory: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like that one, on other memory."""
+    return torch.empty(0, dtype=tensor.dtype).set_(memory.untyped_storage(), 0, tensor.size(), tensor.stride())
+
+
+def _rounded(nbytes: int) -> int:
+    return 1 << max(nbytes - 1, 0).bit_length()
 
 
 _known: WeakValueDictionary[str, StreamedMemory] = WeakValueDictionary()
@@ -374,6 +448,9 @@ class DirectMemory:
     """For a device without streams: the host's memory is its own, and copies are done when they are asked for. Nothing is pinned."""
 
     taken_bytes = 0
+
+    def home(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
     @contextmanager
     def transfers(self, most_bytes: int | None = None) -> Iterator[DirectTransfers]:
@@ -416,3 +493,15 @@ class DirectTransfers:
         storage.copy_(copy.storage)
         del self.empty_now[id(tensor)]
         return tensor
+
+    def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return torch.empty_strided(home.size(), home.stride(), dtype=home.dtype, device=device).copy_(home)
+
+    def save(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
+        home.copy_(tensor)
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+    def saved(self, tensor: torch.Tensor) -> None:
+        """Nothing: the copy is whole."""

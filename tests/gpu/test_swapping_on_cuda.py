@@ -259,3 +259,51 @@ def test_buffers_that_others_have_left_go_where_a_limit_has_no_room_for_them():
         assert memory.taken_bytes == mib * 2**20
         assert most_mib is None or memory.pinned_bytes <= most_mib * 2**20
         assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == memory.pinned_bytes
+
+
+BETWEEN = lowtide.Run(swap_state="between steps")
+
+
+@pytest.mark.parametrize("limit", [None, "45%"])
+def test_state_lies_pinned_on_the_host_between_steps_as_promised(limit):
+    gc.collect()
+    torch.accelerator.empty_host_cache()
+    allocated = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    model, batch, loss = _gpt()
+    optimizer = _adamw(model)
+    memory = None if limit is None else {"cuda": limit, "host": "64MiB"}
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, memory=memory, run=BETWEEN)
+    for _ in range(2):
+        step(*batch)
+    large = [item for entries in optimizer.state.values() for item in entries.values() if item.nbytes >= 2**16]
+    assert len(large) > 10
+    assert all(item.is_pinned() for item in large)
+    measured = step.measure(*batch)
+    assert measured.pinned_bytes == step.plan.pinned_bytes >= sum(item.nbytes for item in large)
+    assert measured.peak_bytes <= 1.01 * step.plan.peak_bytes + 2**20
+    if limit is None:  # else the first step's plan has buffers, too
+        assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == step.plan.pinned_bytes
+    resident = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    assert step.plan.resident_bytes < 1.2 * resident  # where AdamW's would be three times that
+
+
+def test_state_between_steps_comes_to_the_device_and_goes_home_again():
+    model, batch, loss = _gpt()
+    optimizer = _adamw(model)
+    step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, run=BETWEEN)
+    step(*batch)
+    state = next(entries for entries in optimizer.state.values() if entries["exp_avg"].nbytes >= 2**16)
+    assert state["exp_avg"].is_cpu
+    with pytest.raises(lowtide.StepError, match=r"step\.fetch_state\(\)"):
+        optimizer.step()
+    step.fetch_state()
+    assert state["exp_avg"].is_cuda
+    optimizer.zero_grad()
+    loss(model, *batch).backward()
+    optimizer.step()  # eager
+    step(*batch)
+    assert state["exp_avg"].is_pinned()
+    optimizer.load_state_dict(optimizer.state_dict())  # which torch puts where the parameters are
+    step(*batch)
+    assert all(item.is_pinned() for entries in optimizer.state.values() for item in entries.values() if item.nbytes >= 2**16)
+    assert len(step._families) == 1

@@ -139,7 +139,6 @@ SMALL = Value("small", Storage("small", 8, "cpu", Kind.HOST), "float32", (2,), (
         ((RELU, Node("host.store", (A,), (SMALL,)), Node("host.drop", (A, SMALL), ())), (), "does not look like"),
         ((RELU, STORED, DROPPED, Node("aten.relu.default", (H,), (B,))), (), "used by something else"),
         ((RELU, Node("aten.relu.default", (A,), (H,))), (), "used by something else"),
-        ((RELU, STORED, DROPPED), (H,), "used by something else"),
         ((RELU, STORED, DROPPED), (A,), "is of an input or an output"),
         ((Node("host.store", (X,), (H,)), Node("host.drop", (X, H), ())), (), "is of an input or an output"),
         ((RELU, LOADED, STORED, DROPPED), (), "is read before it is made"),
@@ -152,12 +151,52 @@ def test_the_checker_sees_what_is_wrong(nodes, outputs, message):
 
 def test_the_checker_lets_right_copies_through():
     check_graph(Graph((X,), (RELU, STORED, DROPPED, LOADED), ()))
+    check_graph(Graph((X,), (RELU, STORED, DROPPED), (H,)))  # which lies there between steps
 
 
 def test_an_input_on_the_host_is_refused_and_counts_nowhere():
     graph = Graph((X, H), (LOADED,), ())
     assert counted_storages(graph) == (BACK.storage,)
-    with pytest.raises(CheckError, match="used by something else"):
+    with pytest.raises(CheckError, match="is not loaded as state"):
+        check_graph(graph)
+
+
+def _updates(*writes: int) -> list[Node]:
+    return [Node("aten.add_.Tensor", (ON[k], X), (), writes=((ON[k], ON[k + 1]),)) for k in writes]
+
+
+HERE = Storage("here", 16, "cpu", Kind.STATE)
+ON = [a_value(f"here_{k}", HERE, version=k) for k in range(3)]
+H_1 = a_value("h_1", H.storage, version=1)
+FETCHED, SAVED, LET_GO = (
+    Node("host.load", (H,), (ON[0],)),
+    Node("host.save", (ON[2], H), (), writes=((H, H_1),)),
+    Node("host.drop", (ON[2], H_1), ()),
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ((FETCHED, *_updates(0, 1), SAVED, LET_GO), ""),
+        ((FETCHED, Node("aten.add.Tensor", (ON[0], X), (A,))), ""),  # nothing was written
+        ((FETCHED, *_updates(0, 1), SAVED), "is not dropped after it"),
+        ((FETCHED, *_updates(0, 1)), "not saved as it is in the end"),
+        ((FETCHED, *_updates(0), Node("host.save", (ON[1], H), (), writes=((H, H_1),)), Node("host.drop", (ON[1], H_1), ()), *_updates(1)),
+         "not saved as it is in the end"),
+        ((FETCHED, Node("host.load", (H,), (a_value("twice", kind=Kind.STATE),))), "is not loaded as state"),
+        ((FETCHED, *_updates(0, 1), Node("host.save", (ON[2], H), ()), LET_GO), "does not have the form|is read before it is made"),
+        ((RELU, Node("host.save", (A, H), (), writes=((H, H_1),)), Node("host.drop", (A, H_1), ())), "saved from something else"),
+        ((FETCHED, *_updates(0, 1), SAVED, LET_GO, Node("aten.relu.default", (H_1,), (A,))), "used by something else"),
+        ((FETCHED, Node("aten.add_.Tensor", (H, X), (), writes=((H, H_1),))), "used by something else"),
+    ],
+)  # fmt: skip
+def test_state_between_steps_is_loaded_once_and_saved_as_it_is_in_the_end(nodes, message):
+    graph = Graph((X, H), nodes, ())
+    if not message:
+        check_graph(graph)
+        return
+    with pytest.raises(CheckError, match=message):
         check_graph(graph)
 
 

@@ -34,6 +34,12 @@ from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device)
+LEAST_BYTES = 2**16  # state that is smaller stays on the device between steps, whatever is asked for
+
+
+def _is_at_home(item: torch.Tensor, device: torch.device | None) -> bool:
+    """Whether state that is on the host is of a parameter on that device, and goes there within a step."""
+    return device is not None and item.is_cpu and item.untyped_storage().nbytes() >= LEAST_BYTES
 
 
 class Changes:
@@ -146,8 +152,15 @@ class Shadow:
 
     @classmethod
     def of(
-        cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], fakes: Mapping[torch.Tensor, torch.Tensor], draft: Draft
+        cls,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        fakes: Mapping[torch.Tensor, torch.Tensor],
+        draft: Draft,
+        *,
+        between_steps: bool = False,
     ) -> Shadow:
+        """With `between_steps`, what lies on the host is taken to be where its parameter is."""
         _refuse_what_cannot_be_traced(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
         contents: dict[int, Any] = {}
@@ -156,7 +169,8 @@ class Shadow:
             if _is_beside(parameter, names):
                 beside += len(entries)
                 continue
-            state[parameter] = {key: _fake_state(item, draft, names[parameter], key) for key, item in entries.items()}
+            device = fakes[parameter].device if between_steps else None
+            state[parameter] = {key: _fake_state(item, draft, names[parameter], key, device) for key, item in entries.items()}
             contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
         return cls(optimizer, names, fakes, state, {}, contents, beside)
 
@@ -289,10 +303,13 @@ def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
     return scalars.root(slot, item, str(slot.path[1]))
 
 
-def _fake_state(item: Any, draft: Draft, name: str, key: str) -> Any:
+def _fake_state(item: Any, draft: Draft, name: str, key: str, device: torch.device | None) -> Any:
     if isinstance(item, torch.Tensor):
         if item.device.type == "meta":
             raise CaptureError(f"the optimizer's state {name}.{key} is on the meta device: create the optimizer anew")
+        if _is_at_home(item, device):
+            with draft.fake_mode:
+                return torch.empty_strided(item.size(), item.stride(), dtype=item.dtype, device=device)
         return draft.fake_mode.from_tensor(item)
     if item is None or isinstance(item, (bool, int, float, str, torch.dtype, torch.device)):
         return item

@@ -15,7 +15,7 @@ from lowtide.ir.bodies import is_region
 from lowtide.ir.check.bodies import check_loop, check_region, is_loop, layout
 from lowtide.ir.check.transfers import check_collectives, check_host_copies
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
-from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.row import LOAD
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES, Size
@@ -119,6 +119,7 @@ def _check_one(graph: Graph, within: str) -> None:
     inside = set(graph.nodes)
     loaded = (value for node in graph.nodes if node.op == LOAD for value in node.results)  # of offloaded state
     owned = {value.storage for value in (*graph.inputs, *loaded) if value.storage.kind.caller_owned}
+    owned |= {value.storage for value in graph.inputs if value.storage.kind is Kind.HOST}  # of which `check_host_copies` says who writes
     machine = _Machine.of(graph)
     for index, node in enumerate(graph.nodes):
         where = NodeLocation(index, node, within)

@@ -1,8 +1,8 @@
 """Are copies to the host and back, and collectives, begun and ended well? A check that shares no code with what writes them.
 
 A store reads a storage that a node made and makes one of kind "host" that looks like it; a drop names both; a load makes such a storage
-anew; nothing else touches what is on the host. While a store is under way, what it copies must stay: each is followed by a drop of the
-very storage that it reads.
+anew; nothing else touches what is on the host. State that is there between steps is loaded once, and saved as it is in the end. While a
+store or save is under way, what it copies must stay: each is followed by a drop of the very storage that it reads.
 
 Offloaded state is an input that the caller lends, a parameter or optimizer state, and the caller's own block all along: its drop empties
 it, which is a write, so that every reader comes before; the load after that fills it, and comes after that drop. In the end it is there.
@@ -16,25 +16,24 @@ from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import begins_collective
 from lowtide.ir.operators.own import GATHER, READING
-from lowtide.ir.operators.row import DROP, LOAD, STORE, Collective
+from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE, Collective
 from lowtide.ir.operators.table import row_of
 
 _LENDABLE = (Kind.PARAMETER, Kind.STATE)
-_ARGUMENTS = {STORE: 1, DROP: 2, LOAD: 1}
+_ARGUMENTS = {STORE: 1, SAVE: 2, DROP: 2, LOAD: 1}
 
 
 def check_host_copies(graph: Graph, within: str = "") -> None:
-    """Whether the stores, drops and loads of a graph that is right otherwise are. Raises CheckError: verdict, node, operator, source."""
-    fixed = {value.storage for value in (*graph.inputs, *graph.outputs)}
+    """Whether all that a graph copies, which is right otherwise, is copied well. Raises CheckError: verdict, node, operator, source."""
+    fixed = {value.storage for value in (*graph.inputs, *graph.outputs) if value.storage.kind is not Kind.HOST}
     lendable = {value.storage for value in graph.inputs if value.storage.kind in _LENDABLE} - {value.storage for value in graph.outputs}
-    offloaded = _Offloaded(lendable)
-    if any(storage.kind is Kind.HOST for storage in fixed):
-        refuse(Verdict.HOST_TOUCHED, f"the graph takes or returns one{within}")
-    awaited: dict[tuple[Storage, Storage], NodeLocation] = {}  # stores by what they copy and where to
+    offloaded, homes = _Offloaded(lendable), _Homes({value.storage for value in graph.inputs if value.storage.kind is Kind.HOST})
+    awaited: dict[tuple[Storage, Storage], NodeLocation] = {}  # stores and saves by what they copy and where to
     for index, node in enumerate(graph.nodes):
         where = NodeLocation(index, node, within)
         if node.op not in _ARGUMENTS:
             _check_other(node, where)
+            homes.note(node)
             continue
         _check_form(node, where)
         here, there = _ends(node)
@@ -44,8 +43,9 @@ def check_host_copies(graph: Graph, within: str = "") -> None:
             refuse(Verdict.HOST_FIXED, f"{where}: {here.name}")
         if _look(here) != _look(there):
             refuse(Verdict.HOST_UNLIKE, f"{where}: {here.name} and {there.name}")
-        offloaded.check(node, here, there, where)
-        if node.op == STORE:
+        if not homes.check(node, here, there, where):
+            offloaded.check(node, here, there, where)
+        if node.op in (STORE, SAVE):
             awaited[here.storage, there.storage] = where
         elif node.op == DROP:
             awaited.pop((here.storage, there.storage), None)
@@ -53,6 +53,45 @@ def check_host_copies(graph: Graph, within: str = "") -> None:
         refuse(Verdict.HOST_NOT_DROPPED, where)
     for where in offloaded.gone.values():
         refuse(Verdict.OFFLOADED_NOT_RESTORED, where)
+    homes.check_end(graph, within)
+
+
+class _Homes:
+    """State that lies on the host between steps: what is loaded of it, and which writes of that are saved."""
+
+    def __init__(self, homes: set[Storage]) -> None:
+        self.homes = homes
+        self.loaded: dict[Storage, Storage] = {}  # by what a load makes: its home
+        self.version: dict[Storage, int] = {}  # of what was loaded, now
+        self.saved: dict[Storage, int] = {}  # by home: the version that was saved of what was loaded
+
+    def note(self, node: Node) -> None:
+        self.version.update((after.storage, after.version) for _, after in node.writes if after.storage in self.loaded)
+
+    def check(self, node: Node, here: Value, there: Value, where: NodeLocation) -> bool:
+        """Whether a load, save or drop is of such state; it is right then."""
+        if (node.op == SAVE) != (bool(node.writes) and there.storage in self.homes):
+            refuse(Verdict.HOME_ENDS, where)
+        if there.storage not in self.homes:
+            return False
+        if node.op == LOAD:
+            if here.storage.kind is not Kind.STATE or there.storage in self.loaded.values():  # a second one would be of before
+                refuse(Verdict.HOME_ENDS, where)
+            self.loaded[here.storage], self.version[here.storage] = there.storage, 0
+        elif self.loaded.get(here.storage) is not there.storage:
+            refuse(Verdict.HOME_ENDS, where)
+        elif node.op == SAVE:
+            if [before for before, _ in node.writes] != [there]:
+                refuse(Verdict.HOME_ENDS, where)
+            self.saved[there.storage] = here.version
+        return True
+
+    def check_end(self, graph: Graph, within: str) -> None:
+        for here, home in self.loaded.items():
+            if self.saved.get(home, 0) != self.version[here]:
+                refuse(Verdict.HOME_LEFT, f"{here.name}{within}")
+        if any(value.storage in self.loaded for value in graph.outputs):
+            refuse(Verdict.HOST_FIXED, f"the graph returns what it has loaded of state{within}")
 
 
 class _Offloaded:
@@ -95,7 +134,7 @@ def _check_form(node: Node, where: NodeLocation) -> None:
     """One value for each argument, one result but for a drop, nothing else."""
     values = [arg for arg in node.args if isinstance(arg, Value)]
     results = [value for value in node.outputs if value is not None]
-    expected = _ARGUMENTS[node.op], 0 if node.op == DROP else 1
+    expected = _ARGUMENTS[node.op], 0 if node.op in (SAVE, DROP) else 1
     new_storages = {value.storage for value in results} - {value.storage for value in values}
     plain = not (node.kwargs or node.inplace or node.body)
     if (

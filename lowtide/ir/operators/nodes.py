@@ -13,7 +13,7 @@ from math import prod
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.operators.axes import Access, Axis, Index, Nest, NestLoop
-from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, STORE, Collective, Draws, Fusion, Operator
+from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, SAVE, STORE, Collective, Draws, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, ints, up_to
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import product
@@ -28,7 +28,7 @@ def check_operators(graph: Graph) -> None:
     while pending:
         for index, node in enumerate(pending.pop().nodes):
             for name in (node.op, *(overload for _, overload in node.inplace)):
-                if not _OPERATOR.fullmatch(name) and name not in (STORE, DROP, LOAD, LOOP, REGION):
+                if not _OPERATOR.fullmatch(name) and name not in (STORE, SAVE, DROP, LOAD, LOOP, REGION):
                     raise FormatError(f"node {index}: expected the name of an operator such as 'aten.add.Tensor', got {name!r}")
             if node.body is not None:
                 pending.append(node.body)
@@ -52,7 +52,7 @@ def is_arithmetic(node: Node) -> bool:
 
 def is_transfer(node: Node) -> bool:
     """Whether a node begins, ends or needs a copy in the host's memory."""
-    return node.op in (STORE, DROP, LOAD)
+    return node.op in (STORE, SAVE, DROP, LOAD)
 
 
 def offloaded_storages(graph: Graph) -> frozenset[Storage]:

@@ -15,7 +15,7 @@ from lowtide.ir.operators.axes import Axis, NestRule
 from lowtide.ir.operators.shapes import Bounds
 
 # Copies to the host's memory and back, see `ir.graph`.
-STORE, DROP, LOAD = "host.store", "host.drop", "host.load"
+STORE, SAVE, DROP, LOAD = "host.store", "host.save", "host.drop", "host.load"
 
 # Runs its body once for each part of an extent, see `ir.bodies`.
 LOOP = "fission.loop"

@@ -15,7 +15,7 @@ import torch
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_random, is_transfer, is_view
-from lowtide.ir.operators.row import ITEM, STOP, Fusion
+from lowtide.ir.operators.row import ITEM, SAVE, STOP, Fusion
 from lowtide.ir.operators.table import row_of
 
 ON_DEVICE = "Keep it on the device: optimizers do with capturable=True"
@@ -28,6 +28,8 @@ def not_replayed(graph: Graph) -> str:
     """What replays of a CUDA graph of a program would leave out, or do to memory of others, and what to do; "" where nothing."""
     for node in graph.nodes:
         for before, _ in node.writes:
+            if node.op == SAVE:
+                return f'it copies {before.storage.name} to the host, which waits for that; leave out Run(swap_state="between steps")'
             if is_transfer(node):
                 return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
             if _type(before.storage) == "cpu":
