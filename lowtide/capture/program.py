@@ -44,6 +44,8 @@ from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Kind
 
+_SEEDS = 1, 2  # of the numbers that stand for an optimizer's settings
+
 
 @tree.open_with
 def registered(item: Any) -> tree.OpenedContainer | None:
@@ -175,17 +177,17 @@ def capture_training(
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
     Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back`, `leaves` and `numbers` as
-    for inference.
+    for inference. What is put back is captured to be compared with what was captured before: the first of the programs alone.
     """
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
     functions = program.loss, program.after_backward, *hooks_of_parameters(models)
 
-    record = partial(_recorded_training, program, given)
+    record = partial(_recorded_training, program, given, put_back)
     return _captured(record, models, functions, given, program.optimizer, put_back=put_back, leaves=leaves, numbers=numbers)
 
 
 def _recorded_training(
-    program: TrainingProgram, given: Given, watch: LeakWatch, leaving: OutputRecorder | None
+    program: TrainingProgram, given: Given, compared: bool, watch: LeakWatch, leaving: OutputRecorder | None
 ) -> tuple[CapturedStep, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
@@ -207,8 +209,10 @@ def _recorded_training(
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
-        first, following = _optimizer_step(trace, shadow, result)
-        if not any(slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))):
+        first, following = _optimizer_step(trace, shadow, result, _SEEDS[:1] if compared else _SEEDS)
+        if compared or not any(
+            slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))
+        ):
             captured: tuple[CapturedStep, ...] = (first,)
         else:
             later = _later_step(trace, following, result)
@@ -297,10 +301,13 @@ def _exchange(trace: Trace, program: TrainingProgram, ranks: Ranks) -> None:
         trace.in_parts.show(trace.recorder.draft)
 
 
-def _optimizer_step(trace: Trace, shadow: Shadow, result: Any) -> tuple[CapturedStep, Shadow]:
-    """Record the optimizer's step on a continuation of the recording; twice, to see that no number escapes."""
+def _optimizer_step(trace: Trace, shadow: Shadow, result: Any, seeds: tuple[int, ...] = _SEEDS) -> tuple[CapturedStep, Shadow]:
+    """Record the optimizer's step on a continuation of the recording; twice, to see that no number escapes.
+
+    Once is enough for what is compared with one in which none did: a number that escaped is a difference.
+    """
     tails = []
-    for seed in (1, 2):
+    for seed in seeds:
         tail = trace.recorder.fork()
         tail.draft.kind = Kind.TEMPORARY
         with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
@@ -311,14 +318,15 @@ def _optimizer_step(trace: Trace, shadow: Shadow, result: Any) -> tuple[Captured
                 if trace.sharded[1].shard != "parameters":
                     with torch.no_grad():
                         gather(*trace.sharded)
-    (tail, update, following), (other, _, _) = tails
-    if not same_program(tail.draft, other.draft):
+    (tail, update, following), *others = tails
+    if not all(same_program(tail.draft, other.draft) for other, _, _ in others):
         name = type(shadow.optimizer).__name__
         raise CaptureError(
             f"{name} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so later changes "
             "of it would go unseen: it cannot be captured"
         )
-    other.draft.let_go()
+    for other, _, _ in others:
+        other.draft.let_go()
     return trace.finish(tail, result, update), following
 
 

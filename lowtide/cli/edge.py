@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -101,7 +102,7 @@ def edge_command(
         check_targets({"--json": json_out, "--header": header}, model)
         if header == STANDARD_OUTPUT:
             raise FormatError("--header: expected a file")
-        memories = [_aligned(parse_memory(text), align) for text in memory]
+        memories = [replace(parse_memory(text), align_bytes=align) for text in memory]
         plan = plan_edge(
             model,
             memories,
@@ -128,10 +129,6 @@ def edge_command(
         raise typer.Exit(_DOES_NOT_FIT) from error
     except (LowtideError, OSError, ImportError) as error:
         refuse(error)
-
-
-def _aligned(memory: Space, align_bytes: int) -> Space:
-    return Space(memory.name, memory.capacity_bytes, memory.read_bytes_per_s, memory.write_bytes_per_s, align_bytes)
 
 
 def _axis(text: str) -> tuple[str, int]:

@@ -213,10 +213,6 @@ def _transpose(node: Node, layout: Layout) -> Seen:
     return [layout.permuted(dims)]
 
 
-def _t(node: Node, layout: Layout) -> Seen:
-    return [layout.permuted(range(len(layout.shape))[::-1])]
-
-
 def _same(node: Node, layout: Layout) -> Seen:
     return [layout]
 
@@ -260,13 +256,10 @@ def _unbind(node: Node, layout: Layout) -> Seen:
     return [layout.without(dim, at) for at in range(layout.shape[dim])]
 
 
-def _strided(node: Node, layout: Layout) -> Seen:
-    """Only of what already lies so."""
-    return [layout]
-
-
 VIEWS: dict[str, Callable[[Node, Layout], Seen]] = {
-    "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "permute": _permute, "transpose": _transpose, "t": _t,
+    "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "permute": _permute, "transpose": _transpose,
+    "t": lambda _, layout: [layout.permuted(range(len(layout.shape))[::-1])],
     "alias": _same, "detach": _same, "unsqueeze": _unsqueeze, "squeeze": _view, "expand": _expand, "slice": _slice, "select": _select,
-    "split": _parts, "unsafe_split": _parts, "split_with_sizes": _parts, "unbind": _unbind, "as_strided": _strided,
+    "split": _parts, "unsafe_split": _parts, "split_with_sizes": _parts, "unbind": _unbind,
+    "as_strided": _same,  # only of what already lies so
 }  # fmt: skip

@@ -81,10 +81,6 @@ def _first_sgd(op: Any, parameter: torch.Tensor, gradient: torch.Tensor, **setti
     return momentum
 
 
-def _momentum(parameter: torch.Tensor, gradient: torch.Tensor, **settings: Any) -> torch.Tensor:
-    return torch.empty_like(gradient)
-
-
 _ADAM = "float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize"
 _SGD = "float dampening, bool nesterov, bool maximize"
 for _suffix, _lr in (("", "float"), (".tensor_lr", "Tensor")):
@@ -94,4 +90,6 @@ for _suffix, _lr in (("", "float"), (".tensor_lr", "Tensor")):
         torch.library.register_fake(f"lowtide::first_{_name}{_suffix}", _made, lib=LIBRARY)
     _schema = f"first_sgd{_suffix}(Tensor(a!) self, Tensor grad, *, float weight_decay, float momentum, {_lr} lr, {_SGD}) -> Tensor"
     define(_schema, partial(_first_sgd, getattr(torch.ops.aten, "_fused_sgd_")))  # noqa: B009
-    torch.library.register_fake(f"lowtide::first_sgd{_suffix}", _momentum, lib=LIBRARY)
+    torch.library.register_fake(
+        f"lowtide::first_sgd{_suffix}", lambda parameter, gradient, **settings: torch.empty_like(gradient), lib=LIBRARY
+    )

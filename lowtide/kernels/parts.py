@@ -36,10 +36,6 @@ def own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:
     return mine
 
 
-def _own_part(whole: torch.Tensor, parts: int, group: str) -> torch.Tensor:
-    return whole.new_empty((whole.numel() + parts - 1) // parts)
-
-
 def sum_parts(parts: torch.Tensor, ranks: int) -> torch.Tensor:
     """[n] the sum of parts that lie one behind the other, n elements each: the first two, and each further one added to that."""
     first, *others = parts.view(ranks, -1).unbind()
@@ -51,14 +47,12 @@ def sum_parts(parts: torch.Tensor, ranks: int) -> torch.Tensor:
     return total
 
 
-def _sum_parts(parts: torch.Tensor, ranks: int) -> torch.Tensor:
-    return parts.new_empty(parts.numel() // ranks)
-
-
 define("own_part(Tensor whole, int parts, str group) -> Tensor", own_part)
 define("sum_parts(Tensor parts, int ranks) -> Tensor", sum_parts)
-torch.library.register_fake("lowtide::own_part", _own_part, lib=LIBRARY)
-torch.library.register_fake("lowtide::sum_parts", _sum_parts, lib=LIBRARY)
+torch.library.register_fake(
+    "lowtide::own_part", lambda whole, parts, group: whole.new_empty((whole.numel() + parts - 1) // parts), lib=LIBRARY
+)
+torch.library.register_fake("lowtide::sum_parts", lambda parts, ranks: parts.new_empty(parts.numel() // ranks), lib=LIBRARY)
 
 
 _SCHEMA = "(Tensor{} table, Tensor numbers, Tensor index, Tensor rows) -> Tensor{}"
@@ -86,15 +80,11 @@ def _at_hand(numbers: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> 
     return place.clamp(0, len(numbers) - 1), torch.where(there.unsqueeze(1), rows, 0)
 
 
-def _like_table(table: torch.Tensor, numbers: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(table)
-
-
 def _table(table: torch.Tensor, numbers: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table
 
 
 define(f"add_rows{_SCHEMA.format('', '')}", add_rows)
 define(f"add_rows_{_SCHEMA.format('(a!)', '(a!)')}", add_rows_)
-torch.library.register_fake("lowtide::add_rows", _like_table, lib=LIBRARY)
+torch.library.register_fake("lowtide::add_rows", lambda table, numbers, index, rows: torch.empty_like(table), lib=LIBRARY)
 torch.library.register_fake("lowtide::add_rows_", _table, lib=LIBRARY)

@@ -47,42 +47,10 @@ def sequence(strip: Strip, order: Order) -> NDArray[np.intp]:
     return np.lexsort((*reversed(keys), strip.blocks.fixed == FREE))
 
 
-def _by_size(strip: Strip) -> tuple[Ints, ...]:
-    return -strip.blocks.size, -_lifetime(strip)
-
-
-def _by_area(strip: Strip) -> tuple[Any, ...]:
-    return (-strip.blocks.size.astype(np.float64) * _lifetime(strip),)
-
-
-def _by_lifetime(strip: Strip) -> tuple[Ints, ...]:
-    return (-_lifetime(strip),)
-
-
-def _by_start(strip: Strip) -> tuple[Ints, ...]:
-    return (strip.blocks.start,)
-
-
 def _by_conflicts(strip: Strip) -> tuple[Ints, ...]:
     """How many lives meet a life: all that start before its end, less those that end before its start."""
     start, end = strip.blocks.start, strip.blocks.end
     return (np.searchsorted(np.sort(end), start, "right") - np.searchsorted(np.sort(start), end, "left"),)
-
-
-def _by_pressure(strip: Strip) -> tuple[Ints, ...]:
-    return -_pressure(strip), -_lifetime(strip)
-
-
-def _by_pressure_and_size(strip: Strip) -> tuple[Ints, ...]:
-    return (-_pressure(strip),)
-
-
-def _outward(strip: Strip) -> tuple[Ints, ...]:
-    return _distance(strip), -_lifetime(strip)
-
-
-def _outward_by_size(strip: Strip) -> tuple[Ints, ...]:
-    return (_distance(strip),)
 
 
 def _from_peak(at_peak: Callable[[Strip], Ints]) -> Callable[[Strip], tuple[Ints, ...]]:
@@ -95,23 +63,6 @@ def _from_peak(at_peak: Callable[[Strip], Ints]) -> Callable[[Strip], tuple[Ints
         return where, np.select([after, before], [start, -end], at_peak(strip)), np.select([after, before], [-end, start], 0)
 
     return keys
-
-
-def _late(strip: Strip) -> Ints:
-    return -strip.blocks.end
-
-
-def _early(strip: Strip) -> Ints:
-    return strip.blocks.start
-
-
-def _long(strip: Strip) -> Ints:
-    return -_lifetime(strip)
-
-
-def _central(strip: Strip) -> Ints:
-    """Who reaches far from the peak on both sides comes first."""
-    return -np.minimum(strip.blocks.end - strip.peak, strip.peak - strip.blocks.start)
 
 
 def _lifetime(strip: Strip) -> Ints:
@@ -129,10 +80,21 @@ def _pressure(strip: Strip) -> Ints:
 
 
 _KEYS: Mapping[Order, Callable[[Strip], tuple[Any, ...]]] = {
-    "size": _by_size, "area": _by_area, "lifetime": _by_lifetime, "start": _by_start, "conflicts": _by_conflicts, "pressure": _by_pressure,
-    "pressure_size": _by_pressure_and_size, "outward": _outward, "outward_size": _outward_by_size, "peak_end": _from_peak(_late),
-    "peak_start": _from_peak(_early), "peak_lifetime": _from_peak(_long), "peak_inner": _from_peak(_central),
-}  # fmt: skip
+    "size": lambda strip: (-strip.blocks.size, -_lifetime(strip)),
+    "area": lambda strip: (-strip.blocks.size.astype(np.float64) * _lifetime(strip),),
+    "lifetime": lambda strip: (-_lifetime(strip),),
+    "start": lambda strip: (strip.blocks.start,),
+    "conflicts": _by_conflicts,
+    "pressure": lambda strip: (-_pressure(strip), -_lifetime(strip)),
+    "pressure_size": lambda strip: (-_pressure(strip),),
+    "outward": lambda strip: (_distance(strip), -_lifetime(strip)),
+    "outward_size": lambda strip: (_distance(strip),),
+    "peak_end": _from_peak(lambda strip: -strip.blocks.end),
+    "peak_start": _from_peak(lambda strip: strip.blocks.start),
+    "peak_lifetime": _from_peak(lambda strip: -_lifetime(strip)),
+    # Who reaches far from the peak on both sides comes first.
+    "peak_inner": _from_peak(lambda strip: -np.minimum(strip.blocks.end - strip.peak, strip.peak - strip.blocks.start)),
+}
 
 
 @kernel

@@ -69,6 +69,31 @@ def test_what_changes_before_the_second_call_is_found_and_named(environment: Non
     assert same(eager, ours)
 
 
+class Sgd(torch.optim.Optimizer):
+    """Where the environment says so its rate is a plain number, which no step would see change."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            rate = group["lr"] if os.getenv(_NAME) == "1" else float.__add__(group["lr"], 1.0)
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * rate)
+
+
+def test_a_setting_that_escapes_from_some_call_on_is_a_difference():
+    model = nn.Linear(4, 3)
+    step = lowtide.optimize(model, (X,), loss=plain, optimizer=Sgd(model.parameters(), {"lr": 0.1}), run=lowtide.Run(check="always"))
+    step(X), step(X)
+    before = [each.clone() for each in model.parameters()]
+    os.environ[_NAME] = "2"
+    with (
+        pytest.warns(UserWarning, match=r"an argument of aten.mul.Tensor .* and is \S+; lowtide has not seen"),
+        pytest.raises(lowtide.CaptureError, match="Sgd turns a hyper-parameter into a constant"),
+    ):
+        step(X)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def test_what_changes_in_each_call_is_left_to_the_loop():
     changes = {at: str(at + 1) for at in range(8)}
     eager = trained(by_environment, 8, in_environment(changes), None)
