@@ -11,12 +11,14 @@ from torch import nn
 
 import lowtide
 from lowtide.planning.warm_up import warm_up_planning
+from lowtide.remat.ahead import warm_up_ahead
 from lowtide.schedule import Auto
 
 
 def main() -> None:
     torch.manual_seed(0)
     warm_up_planning(Auto(), limited=True)
+    warm_up_ahead()
     _trained(_text(), torch.randint(0, 50, (4, 16)), torch.optim.AdamW, "70%")
     _trained(_images(), torch.randn(4, 3, 32, 32), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), None)
     network = _images().eval()
