@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     model: str
     optimizer: str
-    swap_state: bool | str = False
+    state: str = "device"
     device_gib: tuple[int, ...] = (20, 24, 32)
 
 
@@ -40,8 +40,8 @@ BETWEEN = "between steps"
 CASES = {
     "gpt-neo-1.3B": Case("gpt-neo-1.3B", "AdamW"),
     "llama-7B": Case("llama-7B", "SGD"),  # whose state 24 GiB have room for
-    f"gpt-neo-1.3B, {BETWEEN}": Case("gpt-neo-1.3B", "AdamW", BETWEEN, (6, 8, 12)),
-    f"llama-7B, {BETWEEN}": Case("llama-7B", "AdamW", BETWEEN, (23, 24, 32)),
+    f"gpt-neo-1.3B, {BETWEEN}": Case("gpt-neo-1.3B", "AdamW", "host", (6, 8, 12)),
+    f"llama-7B, {BETWEEN}": Case("llama-7B", "AdamW", "host", (23, 24, 32)),
 }
 COLUMNS = (
     "model", "effort", "layers", "texts", "optimizer", "device_gib", "host_gib", "peak_gib", "pinned_gib", "time_ms", "slower_percent",
@@ -51,7 +51,7 @@ NOTES = (
     "bfloat16, texts of 2,048 tokens; peaks with weights and optimizer state; host_gib: the limit, 0 for a byte, - for none",
     "pinned_gib: all buffers on the host, which are powers of two; slower_percent: over the same without any limit; bound_percent: as much "
     "is proven to be needed within that peak, whatever is pinned",
-    "between steps: with Run(swap_state=...), where the optimizer's state lies on the host then; state_ms: what it takes a link one way",
+    'between steps: with Run(state="host"), where the state of the optimizer lies on the host then; state_ms: what it takes a link one way',
     "planning_cpu_s: processor time, beside other work, until all limits can be answered",
 )
 
@@ -87,7 +87,7 @@ def rows_of(name: str, layers: int | None, texts: int | None, effort: str) -> li
         loss=loss_of,
         optimizer=_optimizer(model, case.optimizer),
         latency=1.0,
-        run=lowtide.Run(swap_state=case.swap_state),
+        run=lowtide.Run(state=case.state),
         planning=lowtide.Planning(device="cuda", simulate=MACHINE, effort=effort, progress=False),
     )
     took_s = time.process_time() - begun

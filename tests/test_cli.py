@@ -146,6 +146,7 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
         (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
+        (["spec_of_a_test:make", "--swap-state", "--state-on-host"], "--swap-state and --state-on-host: expected one of them, got both"),
         (
             ["spec_of_a_test:make", "--kernels", "compiled"],
             "--kernels: compiled ones round otherwise than eager, .* say exact=False too",

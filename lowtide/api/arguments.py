@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.options import BETWEEN_STEPS, Training
+from lowtide.api.options import Run, Training
 from lowtide.base.messages import warn
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within
@@ -68,7 +68,7 @@ def check_arguments(model: Any, loss: Any, optimizer: Any, training: Training) -
         )
 
 
-def check_scaler(scaler: torch.amp.GradScaler | None, optimizer: Any, swap_state: bool | str) -> None:
+def check_scaler(scaler: torch.amp.GradScaler | None, optimizer: Any, run: Run) -> None:
     """Refuse a scaler that cannot be meant, and one that is left out where the optimizer's wrapper uses one."""
     if scaler is None:
         if any(within.is_enabled() for within in scalers_within(optimizer)):
@@ -82,13 +82,14 @@ def check_scaler(scaler: torch.amp.GradScaler | None, optimizer: Any, swap_state
             "a scaler skips each of several optimizers by its own gradients alone, which one program does not: give one optimizer with "
             "groups for all parameters, or train in bfloat16, which needs no scaler"
         )
-    if swap_state and scaler.is_enabled():
-        raise ValueError("swap_state: expected it without `scaler`, as a step that is skipped ends before what was sent away is back")
+    if (run.swap_state or run.state == "host") and scaler.is_enabled():
+        name = "swap_state" if run.swap_state else "state"
+        raise ValueError(f"{name}: expected it without `scaler`, as a step that is skipped ends before what was sent away is back")
 
 
-def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap_state: bool | str) -> None:
+def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap_state: bool) -> None:
     """Refuse to lend what lies in memory that nobody can let go of."""
-    if swap_state is not True:
+    if not swap_state:
         return
     states = {} if optimizer is None else optimizer.state
     tensors = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
@@ -118,22 +119,23 @@ def check_memories(limit: Limit, device: torch.device, simulated: Device | None,
         )
 
 
-def warn_of_nowhere_to_swap(swap_state: bool | str, device: torch.device, simulates: bool) -> None:
+def warn_of_nowhere_to_swap(run: Run, device: torch.device, simulates: bool) -> None:
     """Say that an argument does nothing here, as torch's `pin_memory` does where there is no GPU."""
-    if swap_state and device.type == "cpu" and not simulates:
-        warn(f"swap_state={swap_state!r} does nothing on a CPU, which has no other memory to send state to")
+    if (run.swap_state or run.state == "host") and device.type == "cpu" and not simulates:
+        setting = "swap_state=True" if run.swap_state else 'state="host"'
+        warn(f"{setting} does nothing on a CPU, which has no other memory to send state to")
 
 
-def lies_on_host(swap_state: bool | str, device: torch.device, simulates: bool) -> bool:
+def lies_on_host(run: Run, device: torch.device, simulates: bool) -> bool:
     """Whether the optimizer's state lies on the host between steps, in a memory that is not the device's."""
-    return swap_state == BETWEEN_STEPS and (device.type != "cpu" or simulates)
+    return run.state == "host" and (device.type != "cpu" or simulates)
 
 
-def check_between_steps(swap_state: bool | str, *, trains: bool, varies: bool, together: bool) -> None:
+def check_state_on_host(run: Run, *, trains: bool, varies: bool, together: bool) -> None:
     """Refuse what state on the host between steps does not go with. Raises ValueError."""
-    if swap_state != BETWEEN_STEPS:
+    if run.state != "host":
         return
-    expected = f'swap_state: expected "{BETWEEN_STEPS}"'
+    expected = 'state: expected "host"'
     if not trains:
         raise ValueError(f"{expected} for a training step, got it without `loss` and `optimizer`, whose state would lie on the host")
     if varies:

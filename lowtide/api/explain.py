@@ -14,9 +14,9 @@ from torch import nn
 
 from lowtide.api.arguments import (
     check_arguments,
-    check_between_steps,
     check_memories,
     check_scaler,
+    check_state_on_host,
     check_swapping,
     device_of,
     lies_on_host,
@@ -228,10 +228,10 @@ def explain(
     names none.
     """
     check_arguments(model, loss, optimizer, training)
-    check_scaler(training.scaler, optimizer, run.swap_state)
+    check_scaler(training.scaler, optimizer, run)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
-    check_between_steps(run.swap_state, trains=trained is not None, varies=False, together=False)
+    check_state_on_host(run, trains=trained is not None, varies=False, together=False)
     limit = Limit.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))
@@ -239,16 +239,16 @@ def explain(
     target = device_of(model, planning.device, machine)
     check_memories(limit, target, machine, swap=run.swap)
     workspaces = planning.workspaces is not False
-    warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
+    warn_of_nowhere_to_swap(run, target, machine is not None)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
     program = None
     if loss is not None and trained is not None:
-        between_steps = lies_on_host(run.swap_state, target, machine is not None)
+        between_steps = lies_on_host(run, target, machine is not None)
         more = training.after_backward, training.accumulate, training.scaler
         program = TrainingProgram(model, loss, trained, *more, between_steps=between_steps)
     stages = Stages(planning.callback, wants_progress(planning.progress))
     timed = Limit(latency=1.0, host_bytes=limit.host_bytes)
-    settings = PlanningSettings(timed, run.swap_state is True, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    settings = PlanningSettings(timed, run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
     maker = StepMaker(
         Captures(model, program, target, stages, machine=machine),
         Machine(str(target), machine, workspaces, run.swap, stages),
@@ -321,7 +321,8 @@ class _FurtherArguments:
 
     def of(self, remedy: Remedy) -> Remedy:
         """The remedy with what else `optimize` has to be told, as this was."""
-        setting = f"swap_state={self.run.swap_state!r}" if self.run.swap_state else "" if self.run.swap else "swap=False"
+        setting = "swap_state=True" if self.run.swap_state else "" if self.run.swap else "swap=False"
+        setting = 'state="host"' if self.run.state == "host" else setting
         more = f", run=lowtide.Run({setting})" if setting else ""
         arguments = remedy.arguments if self.limit.host_bytes is None else self._with_host(remedy.arguments)
         return dataclasses.replace(remedy, arguments=arguments + more) if arguments else remedy

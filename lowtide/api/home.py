@@ -58,7 +58,7 @@ class RefusesStateAway(OwnHook):
         """Raises StepError where state lies on the host."""
         if any(True for _ in _at_home(optimizer)):
             raise StepError(
-                f'the state of this {type(optimizer).__name__} lies on the host between lowtide\'s steps (swap_state="between steps"), its '
+                f'the state of this {type(optimizer).__name__} lies on the host between lowtide\'s steps (state="host"), its '
                 "parameters on the device: call step.fetch_state() before optimizer.step(); lowtide's next step sends it back"
             )
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_between_steps, check_memories, check_scaler
+from lowtide.api.arguments import check_arguments, check_memories, check_scaler, check_state_on_host
 from lowtide.api.captures import Captures
-from lowtide.api.options import BETWEEN_STEPS, Run, Training
+from lowtide.api.options import Run, Training
 from lowtide.base.garbage import collected_seldom
 from lowtide.base.messages import bytes_text, time_text
 from lowtide.base.stages import Stages, wants_progress
@@ -92,7 +92,7 @@ def needs(
     cards: names that `lowtide devices` lists, or `lowtide.Device` values.
     memory: `{"host": "48GiB"}`: what copies may pin of the host. The device's is what a card has.
     run: only `swap` and `swap_state` matter here. What is swapped lies on the card between steps all the same, but with
-        `swap_state="between steps"`.
+        `state="host"`.
 
     The program is followed once, as it would run on the largest of the cards. Times are by the cards' rates, and operators' own
     temporaries are not counted. Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError for a card that is none.
@@ -110,17 +110,17 @@ def needs(
         raise ValueError(
             f'memory: expected a limit of the host alone, such as {{"host": "48GiB"}}, as cards are the others; got {memory!r}'
         )
-    check_scaler(training.scaler, optimizer, run.swap_state)
+    check_scaler(training.scaler, optimizer, run)
     check_memories(limit, torch.device("cuda"), devices[-1], swap=run.swap)
     trained = torch_optimizer(optimizer)
-    check_between_steps(run.swap_state, trains=trained is not None, varies=False, together=False)
+    check_state_on_host(run, trains=trained is not None, varies=False, together=False)
     args, kwargs = positional_and_keyword(batch)
     target, largest = torch.device("cuda"), devices[-1]
     BatchSpec.of(args, kwargs, target)
     program = None
     if loss is not None and trained is not None:
         more = training.after_backward, training.accumulate, training.scaler
-        program = TrainingProgram(model, loss, trained, *more, between_steps=run.swap_state == BETWEEN_STEPS)
+        program = TrainingProgram(model, loss, trained, *more, between_steps=run.state == "host")
     stages = Stages(None, wants_progress(None))
     captures = Captures(model, program, target, stages, machine=largest)
     machine = Machine(str(target), largest, False, run.swap, stages)
@@ -130,7 +130,7 @@ def needs(
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up_planning(AUTO, limited=True)
         with stages.stage("order", f"ordering {len(captured.graph.nodes)} operators, and fitting them on {len(devices)} cards"):
-            program_needs = needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=run.swap_state is True)
+            program_needs = needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=run.swap_state)
     peak = program_needs.eager.peak
     return Needs(
         parameters=sum(each.numel() for each in model.parameters()),

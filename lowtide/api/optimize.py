@@ -12,10 +12,10 @@ from torch import nn
 from lowtide.api.arena import StepArena
 from lowtide.api.arguments import (
     check_arguments,
-    check_between_steps,
     check_kernels,
     check_memories,
     check_scaler,
+    check_state_on_host,
     check_swapping,
     device_of,
     lies_on_host,
@@ -149,10 +149,10 @@ def optimize(
     )
     model = group_setup.model
     check_arguments(model, loss, optimizer, training)
-    check_scaler(training.scaler, optimizer, run.swap_state)
+    check_scaler(training.scaler, optimizer, run)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
-    check_between_steps(run.swap_state, trains=trained is not None, varies=dynamic is not None, together=parallel.group is not None)
+    check_state_on_host(run, trains=trained is not None, varies=dynamic is not None, together=parallel.group is not None)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)
@@ -170,18 +170,18 @@ def optimize(
     program = None
     if loss is not None and trained is not None:
         around = group_setup.wrapper, counters_of(optimizer), run.kernels == "compiled"  # which fuses the operators of single tensors
-        between_steps = lies_on_host(run.swap_state, target, machine is not None)
+        between_steps = lies_on_host(run, target, machine is not None)
         program = TrainingProgram(
             model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around, between_steps
         )
-    warn_of_nowhere_to_swap(run.swap_state, target, machine is not None)
+    warn_of_nowhere_to_swap(run, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
     check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
     wish = GraphWish("never" if obstacle else run.graph, target, dynamic is not None, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
-    settings = PlanningSettings(limit, run.swap_state is True, solver, sweeps, exact, run.kernels, counts)
+    settings = PlanningSettings(limit, run.swap_state, solver, sweeps, exact, run.kernels, counts)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, options.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)

@@ -206,12 +206,14 @@ class Run:
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run. The device must have memory of its
         own; a CPU has none to swap to.
     swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also if it fails.
-        While it runs, nobody else may use them. "between steps": the optimizer's state lies on the host between steps, in pinned memory,
-        whatever the limit is. `optimizer.state[parameter]["exp_avg"]` is a tensor on the CPU then, but for what is below 64 KiB. A step
-        fetches each before its update and copies it back behind it. `step.fetch_state()` puts it on the device, as the optimizer's own
-        `step()` needs it. Parameters stay on the device. For one process, without `Shapes(dynamic=...)` and without a scaler.
+        While it runs, nobody else may use them.
+    state: where the optimizer's state lies between steps. "device", the default: where its parameter lies. "host": in pinned memory of
+        the host, whatever the limit is. `optimizer.state[parameter]["exp_avg"]` is a tensor on the CPU then, but for what is below
+        64 KiB. A step fetches each before its update and copies it back behind it. `step.fetch_state()` puts it on the device, as the
+        optimizer's own `step()` needs it. Parameters stay on the device. For one process, without `Shapes(dynamic=...)` and a scaler.
 
-    Raises TypeError for what is neither yes nor no, ValueError for other words, or `swap_state` without `swap`.
+    Raises TypeError for what is neither yes nor no, ValueError for other words, for `swap_state` or state="host" without `swap`, and for
+    both together.
     """
 
     kernels: str = "auto"
@@ -219,7 +221,8 @@ class Run:
     check: str = "auto"
     graph: str = "never"
     swap: bool = True
-    swap_state: bool | str = False
+    swap_state: bool = False
+    state: str = "device"
 
     def __post_init__(self) -> None:
         _word("kernels", self.kernels, KERNELS)
@@ -227,13 +230,15 @@ class Run:
         _word("graph", self.graph, GRAPHS)
         _word("check", self.check, policies.CHECKS)
         _flag("swap", self.swap)
-        if self.swap_state != BETWEEN_STEPS:
-            _flag("swap_state", self.swap_state, f' or "{BETWEEN_STEPS}"')
+        _flag("swap_state", self.swap_state)
+        _word("state", self.state, PLACES_OF_STATE)
         if self.swap_state and not self.swap:
             raise ValueError("swap_state: expected it together with `swap`, got swap=False")
+        if self.state == "host" and (self.swap_state or not self.swap):
+            raise ValueError(f'state: expected "host" together with `swap` alone, got {"swap_state=True" if self.swap else "swap=False"}')
 
 
-BETWEEN_STEPS = "between steps"
+PLACES_OF_STATE = ("device", "host")
 KERNELS = ("auto", "eager", "compiled")
 ARENAS = ("limit", "always", "auto", "never")
 GRAPHS = ("auto", "always", "never")
@@ -259,10 +264,10 @@ def told_in_values(verb: Callable[P, T]) -> Callable[P, T]:
     return as_given
 
 
-def _flag(name: str, given: Any, further: str = "", *, or_none: bool = False) -> None:
+def _flag(name: str, given: Any, *, or_none: bool = False) -> None:
     """No word stands for yes or no."""
     if not isinstance(given, bool) and not (or_none and given is None):
-        raise TypeError(f"{name}: expected True or False{', or None' if or_none else further}, got {given!r}")
+        raise TypeError(f"{name}: expected True or False{', or None' if or_none else ''}, got {given!r}")
 
 
 def _word(name: str, given: Any, words: Sequence[str], further: str = "") -> None:

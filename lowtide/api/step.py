@@ -231,7 +231,7 @@ class Step:
             save_report(self.plan, path)
 
     def fetch_state(self) -> None:
-        """With `swap_state="between steps"`: put the optimizer's state on the device, as its own `step()` needs it, if there is room.
+        """With `state="host"`: put the optimizer's state on the device, as its own `step()` needs it, if there is room.
 
         The next call sends it back to the host. `optimizer.state_dict()` and `load_state_dict` need no such call. For any other step, and
         before the first, nothing changes.

@@ -42,7 +42,7 @@ def explain_command(
     """Say why a training step does not fit, and what would help, without running it."""
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.explain import explain
-    from lowtide.api.options import BETWEEN_STEPS, Planning, Run, Shapes, Training
+    from lowtide.api.options import Planning, Run, Shapes, Training
     from lowtide.cli.workload import builder, dynamic_of, users_code
 
     try:
@@ -59,7 +59,7 @@ def explain_command(
                     training=Training(accumulate=accumulate),
                     shapes=Shapes(dynamic=dynamic_of(dynamic)),
                     planning=Planning(effort=effort, device=on, simulate=device),
-                    run=Run(swap=swap, swap_state=BETWEEN_STEPS if state_on_host else swap_state),
+                    run=Run(swap=swap, swap_state=swap_state, state="host" if state_on_host else "device"),
                 )
         if json_out is not None:
             write_json(json_out, explanation.figures())

@@ -36,7 +36,7 @@ def needs_command(
 ) -> None:
     """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed."""
     from lowtide.api.needs import needs
-    from lowtide.api.options import BETWEEN_STEPS, Run
+    from lowtide.api.options import Run
     from lowtide.cli.workload import builder, users_code
     from lowtide.cost.presets import CARDS
     from lowtide.integrations.architectures import Setting, named_model
@@ -58,7 +58,7 @@ def needs_command(
                     optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
                     memory=memory_limits(memory),
-                    run=Run(swap=swap, swap_state=BETWEEN_STEPS if state_on_host else swap_state),
+                    run=Run(swap=swap, swap_state=swap_state, state="host" if state_on_host else "device"),
                 )
         title = f"{_called(model)}: {what}"
         if json_out is not None:

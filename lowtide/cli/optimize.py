@@ -57,16 +57,20 @@ def optimize_command(
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.compare import compare
     from lowtide.api.optimize import optimize
-    from lowtide.api.options import BETWEEN_STEPS, Planning, Run, Shapes
+    from lowtide.api.options import Planning, Run, Shapes
     from lowtide.cli.workload import builder, dynamic_of, users_code
 
     limits = memory_limits(memory)
     _check_limits(limits, latency, effort)
     if (swap_state or state_on_host) and not swap:
         refuse(f"--{'swap-state' if swap_state else 'state-on-host'} and --no-swap: expected one of them, got both")
+    if swap_state and state_on_host:
+        refuse("--swap-state and --state-on-host: expected one of them, got both")
     machine = _machine(device, simulate)
     _check_kernels(kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
-    run = Run(kernels=kernels, arena="always" if arena else "never", swap=swap, swap_state=BETWEEN_STEPS if state_on_host else swap_state)
+    run = Run(
+        kernels=kernels, arena="always" if arena else "never", swap=swap, swap_state=swap_state, state="host" if state_on_host else "device"
+    )
     shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, device=on, simulate=machine)
     try:
         check_targets({"--save": save, "--program": program, "--json": json_out})

@@ -22,7 +22,7 @@ from lowtide.runtime.copies import StreamedMemory, StreamedTransfers
 from tests.programs import RandomOrder
 from tests.swapping import LateStreams
 
-BETWEEN = lowtide.Run(swap_state="between steps")
+BETWEEN = lowtide.Run(state="host")
 MIB = 2**20
 OPTIMIZERS = {
     "adamw": lambda model: torch.optim.AdamW(model.parameters()),
@@ -192,5 +192,5 @@ def test_what_it_does_not_go_with_is_refused():
         lowtide.optimize(
             model, _batch(0), loss=_loss, optimizer=OPTIMIZERS["adamw"](model), run=BETWEEN, shapes=lowtide.Shapes(dynamic="auto")
         )
-    with pytest.warns(UserWarning, match="swap_state='between steps' does nothing on a CPU"):
+    with pytest.warns(UserWarning, match='state="host" does nothing on a CPU'):
         lowtide.optimize(model, _batch(0), loss=_loss, optimizer=OPTIMIZERS["adamw"](model), run=BETWEEN)

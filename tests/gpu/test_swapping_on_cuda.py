@@ -261,7 +261,7 @@ def test_buffers_that_others_have_left_go_where_a_limit_has_no_room_for_them():
         assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == memory.pinned_bytes
 
 
-BETWEEN = lowtide.Run(swap_state="between steps")
+BETWEEN = lowtide.Run(state="host")
 
 
 @pytest.mark.parametrize("limit", [None, "45%"])

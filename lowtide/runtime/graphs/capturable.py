@@ -29,7 +29,7 @@ def not_replayed(graph: Graph) -> str:
     for node in graph.nodes:
         for before, _ in node.writes:
             if node.op == SAVE:
-                return f'it copies {before.storage.name} to the host, which waits for that; leave out Run(swap_state="between steps")'
+                return f'it copies {before.storage.name} to the host, which waits for that; leave out Run(state="host")'
             if is_transfer(node):
                 return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
             if _type(before.storage) == "cpu":
