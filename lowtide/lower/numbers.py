@@ -17,14 +17,10 @@ from typing import Any
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments, values_of
 from lowtide.ir.operators.nodes import is_arithmetic
+from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.plan.contents import Decision
 
-_AS_TENSOR = {  # by operator with a number as its second argument, that with a tensor
-    f"aten.{base}.{overload}": f"aten.{base}.Tensor"
-    for base in ("mul", "mul_", "_foreach_mul", "_foreach_mul_", "_foreach_div", "_foreach_div_")
-    for overload in (("Scalar",) if base.startswith("_foreach") else ("Scalar", "Tensor"))
-} | {"aten.mul.out": "aten.mul.out"}
 _DTYPES = ("float32", "float64")
 
 
@@ -90,7 +86,7 @@ def _uses(node: Node, reuse: int) -> list[tuple[Value, str]]:
 
 def _dtype(node: Node, reuse: int, number: Value) -> str:
     called = node.op, node.op if reuse < 0 else node.inplace[reuse][1]
-    if not _AS_TENSOR.keys() >= set(called) or len(node.args) < 2 or node.args[1] is not number:
+    if not all(map(_by_tensor, called)) or len(node.args) < 2 or node.args[1] is not number:
         return ""
     given = values_of(node.args[0])
     if "div" in node.op and any(value.shape for value in given):
@@ -110,6 +106,12 @@ def _with_tensors(node: Node, reuse: int, tensors: Mapping[tuple[Value, str], Va
     by_value = {value: tensors[value, dtype] for value, dtype in _uses(node, reuse) if (value, dtype) in tensors}
     if not by_value or is_arithmetic(node):
         return node
-    inplace = tuple((value, _AS_TENSOR.get(op, op)) for value, op in node.inplace)
+    inplace = tuple((value, _by_tensor(op) or op) for value, op in node.inplace)
     changed: dict[str, Any] = arguments(node, lambda value: by_value.get(value, value))
-    return replace(node, op=_AS_TENSOR[node.op], inplace=inplace, **changed)
+    return replace(node, op=_by_tensor(node.op), inplace=inplace, **changed)
+
+
+def _by_tensor(op: str) -> str:
+    """The operator that takes a tensor for its number; "" where none does."""
+    overload = row_of(op).by_tensor
+    return f"{op.rpartition('.')[0]}.{overload}" if overload else ""

@@ -15,7 +15,7 @@ from bench.cuda_device import DeviceAllocator
 from lowtide.cuda.segments import CachingAllocator, ExpandableAllocator
 from lowtide.placement import Portfolio
 from lowtide.problems.placement import PlaceProblem
-from lowtide.runtime.arena.arena import _have_workspaces
+from lowtide.runtime.arena.arena import have_workspaces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -58,7 +58,7 @@ def test_what_a_process_allocates_and_reserves_is_promised(arena: str):
     """Of a process that has nothing else on its stream but the workspaces that cuBLAS keeps."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        _have_workspaces()
+        have_workspaces()
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(), _reserved(stream)

@@ -358,6 +358,26 @@ def test_linear_algebra_is_known_by_name_and_activations_are_none():
     assert not row_of("aten.gelu_backward.default").factorises
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.by_tensor], ids=lambda row: row.name)
+def test_tensors_stand_for_numbers_with_the_same_bits(row, dtype):
+    """Of a list only single elements: what is longer may be multiplied by the inverse of a number."""
+    op, by_tensor = (operators.resolve(name) for name in (row.name, f"{row.name.rpartition('.')[0]}.{row.by_tensor}"))
+    lists, writes = "_foreach" in row.name, row.name.endswith("out")
+    for seed in range(200):
+        rng = torch.Generator().manual_seed(seed)
+        x = torch.randn(1 if lists else 37, generator=rng, dtype=torch.float64).to(dtype)
+        number = float(torch.randn((), generator=rng, dtype=torch.float64)) * 10.0 ** (seed % 9 - 6)
+        more = {"out": torch.empty_like(x)} if writes else {}
+        given = [x] if lists else x
+        results = [
+            each(given, by, **{key: value.clone() for key, value in more.items()})
+            for each, by in ((op, number), (by_tensor, torch.tensor(number, dtype=dtype)))
+        ]
+        one, other = (result[0] if lists else result for result in results)
+        assert torch.equal(one, other)
+
+
 def test_facts_about_operators_are_nowhere_but_in_the_table():
     """Sets and tables keyed by operators of aten, in any other file of the package."""
     found = []

@@ -77,7 +77,10 @@ UNTAGGED = (
 # One overload more exactly.
 _OVERLOADS = (
     # One rounding of the exact result, as IEEE 754 wants it of scalar and vector instructions alike.
-    *(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for name in ("add", "sub", "mul", "div")),
+    *(Operator(name=f"aten.{name}.Tensor", rounds_once=True) for name in ("add", "sub", "div")),
+    Operator(name="aten.mul.Tensor", rounds_once=True, by_tensor="Tensor"),
+    *(Operator(name=f"aten.{name}.Scalar", by_tensor="Tensor") for name in ("mul", "_foreach_mul", "_foreach_div")),
+    Operator(name="aten.mul.out", by_tensor="out"),
     Operator(name="aten.div_.Tensor", complex_in_place="lowtide.divided.default"),
     Operator(name="aten.elu_backward.default", elementwise=True),
     Operator(name="aten.softplus_backward.default", elementwise=True),

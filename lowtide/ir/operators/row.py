@@ -182,6 +182,9 @@ class Operator:
     out: str = ""  # the form that writes where it is told
     adding: str = ""  # the form that adds its result to its first argument
     added: str = ""  # the operator that adds its product to its first argument, and gives the sum
+    by_tensor: str = (
+        ""  # the overload that takes a tensor for the number that is its second argument, with the same bits of floats and doubles
+    )
     of_sizes: str = ""  # the form that takes sizes in the place of a tensor of these sizes
     weight_of_rows: int = 0  # of a product of rows by a weight: where the weight stands, behind the rows, and before those a bias
     gradients: int = 0  # of an update of lists of tensors: where gradients stand, which it only reads, whatever its schema says
