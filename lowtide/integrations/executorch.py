@@ -29,7 +29,7 @@ from torch.fx import GraphModule, Node
 
 from lowtide.api.edge import plan_edge
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
-from lowtide.edge.plan import EdgePlan, Space
+from lowtide.edge.plan import EdgePlan, Space, rounded_up
 from lowtide.edge.solve import EdgeEffort
 from lowtide.errors import FormatError
 
@@ -51,6 +51,9 @@ class MemoryPlanningPass(ExirPass):
     def __init__(
         self, memories: Sequence[Space] = (Space("memory"),), *, reorder: bool = True, effort: EdgeEffort | None = None, **settings: Any
     ) -> None:
+        for each in memories:
+            if not isinstance(each, Space):
+                raise FormatError(f"memories: expected values like Space('sram', 524288, 2e9, 2e9), got {each!r}")
         if not isinstance(reorder, bool):
             raise FormatError(f"reorder: expected True or False, got {reorder!r}")
         if settings.get("share_mutable_buffers") and len(memories) > 1:
@@ -76,7 +79,7 @@ class _Planner:
             spec.realign(alignment)
         _check(specs)
         method = _Method.of(module, signature, specs, self.reorder)
-        taken = self._taken_bytes(module)
+        taken = self._taken_bytes(module, alignment)  # before all else
         room = [_left(space, alignment, nbytes + extra_padding) for space, nbytes in zip(self.memories, taken, strict=True)]
         plan = plan_edge(method.graph, room, effort=self.effort)
         self.plans.append(plan)
@@ -100,10 +103,37 @@ class _Planner:
             result.spec_dict[spec] = replace(where, mem_offset=where.mem_offset + start)
         return result
 
-    def _taken_bytes(self, module: GraphModule) -> list[int]:
-        """What branches and bodies need of each memory: it comes before all else."""
-        inner = list(getattr(module, "input_mem_buffer_sizes", None) or ())[1:]
-        return [*inner, *[0] * len(self.memories)][: len(self.memories)]
+    def _taken_bytes(self, module: GraphModule, alignment: int) -> list[int]:
+        """What branches need of each memory. Those of one `cond` share it, and no others.
+
+        The runtime leaves a result in the memory of the branch that made it. ExecuTorch has all branches of a method share theirs, so that
+        one may write over another's result before it is read. Raises FormatError for loops, which hand such results on to themselves.
+        """
+        aligns, taken, known = [math.lcm(each.align_bytes, alignment) for each in self.memories], [0] * len(self.memories), set[int]()
+        for node in module.graph.nodes:
+            branches = [getattr(module, str(each.target)) for each in node.all_input_nodes if each.op == "get_attr"]
+            branches = [each for each in branches if isinstance(each, GraphModule)]
+            if branches and (node.target is not torch.ops.higher_order.cond or not known.isdisjoint(map(id, branches))):
+                raise FormatError(
+                    f"{node.name}: expected torch.cond with branches of its own, got {node.target}: use ExecuTorch's own pass"
+                )
+            begin = [rounded_up(each, align) for each, align in zip(taken, aligns, strict=True)]
+            for branch in branches:
+                _shift(branch, begin)
+                taken = [max(both) for both in zip(taken, branch.meta["non_const_buffer_sizes"][1:], strict=True)]
+            known.update(map(id, branches))
+        return [rounded_up(each, align) for each, align in zip(taken, aligns, strict=True)]
+
+
+def _shift(module: GraphModule, by_bytes: Sequence[int]) -> None:
+    """Have all that a branch places, and branches within it, begin later."""
+    within = [each for each in module.modules() if isinstance(each, GraphModule)]
+    for spec in {id(each): each for inner in within for node in inner.graph.nodes for each in _tensors(node)}.values():
+        if spec.mem_offset is not None and spec.mem_id is not None:
+            spec.mem_offset += by_bytes[spec.mem_id - 1]
+    for inner in within:
+        sizes = inner.meta["non_const_buffer_sizes"]
+        inner.meta["non_const_buffer_sizes"] = [0, *(each + more for each, more in zip(sizes[1:], by_bytes, strict=True))]
 
 
 def _check(specs: Specs) -> None:
@@ -116,8 +146,6 @@ def _check(specs: Specs) -> None:
 
 def _left(space: Space, alignment: int, taken_bytes: int) -> Space:
     """A memory without what others need of it."""
-    if not isinstance(space, Space):
-        raise FormatError(f"memories: expected values like Space('sram', 524288, 2e9, 2e9), got {space!r}")
     room = None if space.capacity_bytes is None else space.capacity_bytes - taken_bytes
     if room is not None and room < 1:
         raise FormatError(f"memory {space.name}: expected more than the {taken_bytes} bytes of branches, got {space.capacity_bytes}")
