@@ -23,6 +23,7 @@ from lowtide.api.arguments import (
     warn_of_nowhere_to_swap,
 )
 from lowtide.api.captures import Captures
+from lowtide.api.home import check_state_is_there
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import varying_of
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
@@ -222,7 +223,7 @@ def explain(
     shapes: of a range the largest shape is explained; a share of memory is of its peak.
     planning: `effort` is "quick" by default. `simulate` is the machine whose rates and allocator count; without it this one, whose
         rates are measured once.
-    run: only `swap` and `swap_state` matter here.
+    run: only `swap`, `swap_state` and `state` matter here.
 
     Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError if `device` is a GPU that is not here and `simulate`
     names none.
@@ -232,6 +233,8 @@ def explain(
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
     check_state_on_host(run, trains=trained is not None, varies=False, together=False)
+    if trained is not None and run.state != "host":
+        check_state_is_there(trained)
     limit = Limit.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))

@@ -19,6 +19,8 @@ from lowtide.ir.graph import Kind
 from lowtide.kernels.optimizers import each_of
 from lowtide.runtime.caller import OwnHook, View
 
+_FETCH = "call step.fetch_state(), or optimizer.load_state_dict(optimizer.state_dict()),"
+
 
 def send_home(now: View, variants: Iterable[Variant]) -> bool:
     """Put on the host what programs look for there and the caller holds on the device; whether anything was."""
@@ -59,12 +61,25 @@ class RefusesStateAway(OwnHook):
         if any(True for _ in _at_home(optimizer)):
             raise StepError(
                 f'the state of this {type(optimizer).__name__} lies on the host between lowtide\'s steps (state="host"), its '
-                "parameters on the device: call step.fetch_state() before optimizer.step(); lowtide's next step sends it back"
+                f"parameters on the device: {_FETCH} before optimizer.step(); lowtide's next step sends it back"
             )
 
 
 def refuse_steps_without_state(optimizer: torch.optim.Optimizer) -> None:
     """Have the optimizer's own step say so where its state is away, once."""
     for each in each_of(optimizer):
-        if not any(isinstance(hook, RefusesStateAway) for hook in each._optimizer_step_pre_hooks.values()):
+        if not _is_sent_home(each):
             each.register_step_pre_hook(RefusesStateAway())
+
+
+def check_state_is_there(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse to capture a step for state on the device while another step has sent that to the host. Raises ValueError."""
+    if any(_is_sent_home(each) and any(True for _ in _at_home(each)) for each in each_of(optimizer)):
+        raise ValueError(
+            f'state: expected "host", as another step keeps the state of this {type(optimizer).__name__} there, got "device": {_FETCH} '
+            'first, or give Run(state="host")'
+        )
+
+
+def _is_sent_home(optimizer: torch.optim.Optimizer) -> bool:
+    return any(isinstance(hook, RefusesStateAway) for hook in optimizer._optimizer_step_pre_hooks.values())

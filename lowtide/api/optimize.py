@@ -24,6 +24,7 @@ from lowtide.api.arguments import (
 )
 from lowtide.api.captures import Captures
 from lowtide.api.graphs import GraphWish
+from lowtide.api.home import check_state_is_there
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
@@ -153,6 +154,8 @@ def optimize(
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
     check_swapping(model, trained, run.swap_state)
     check_state_on_host(run, trains=trained is not None, varies=dynamic is not None, together=parallel.group is not None)
+    if trained is not None and run.state != "host":
+        check_state_is_there(trained)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)

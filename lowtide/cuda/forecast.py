@@ -27,8 +27,8 @@ from lowtide.plan.promises import lives
 from lowtide.runtime.arena.allocator import Recorded
 
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_EXPANDABLE = re.compile(r"expandable_segments:(true|1)", re.I)
-_HARMLESS = re.compile(r"expandable_segments:|pinned_|^$")
+_EXPANDABLE = re.compile(r"expandable_segments:(true|false)")
+_HARMLESS = re.compile(r"pinned_\w+:|$")
 _REPEATS = 8  # of a step, in which it settles or does not
 
 
@@ -78,10 +78,16 @@ def expected(plan: Contents) -> tuple[Recorded, Recorded]:
 
 def simulated_allocator() -> CachingAllocator | None:
     """An empty one with the settings of this process's environment; None where they are none that are simulated."""
-    settings = next(filter(None, map(os.environ.get, _SETTINGS)), "")
-    if not all(_HARMLESS.match(each.strip()) for each in settings.split(",")):
+    settings = next((os.environ[name] for name in _SETTINGS if name in os.environ), "")
+    expandable = False
+    for each in "".join(settings.split()).split(","):
+        if setting := _EXPANDABLE.fullmatch(each.lower()):
+            expandable = setting[1] == "true"  # the last one holds
+        elif not _HARMLESS.match(each):
+            return None
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
         return None
-    return ExpandableAllocator() if _EXPANDABLE.search(settings) else CachingAllocator()
+    return ExpandableAllocator() if expandable else CachingAllocator()
 
 
 def device_memory(plan: Contents, *, arena: bool) -> tuple[int, int] | None:

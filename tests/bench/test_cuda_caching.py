@@ -10,12 +10,28 @@ from hypothesis import strategies as st
 
 from bench.cuda_caching import First, replay
 from bench.cuda_device import DeviceAllocator
-from lowtide.cuda.segments import CachingAllocator, rounded_bytes, segment_bytes
+from lowtide.cuda.forecast import simulated_allocator
+from lowtide.cuda.segments import CachingAllocator, ExpandableAllocator, rounded_bytes, segment_bytes
 from lowtide.problems.placement import PlaceProblem
 from tests.placements import problems
 
 KIB, MIB = 2**10, 2**20
 SIZES = st.one_of(st.integers(1, 4 * KIB), st.integers(1, 3 * MIB), st.integers(8 * MIB, 12 * MIB), st.integers(1, 50 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ("", CachingAllocator), ("expandable_segments: True", ExpandableAllocator), (" pinned_num_register_threads:2,", CachingAllocator),
+        ("expandable_segments:True,expandable_segments:False", CachingAllocator), ("max_split_size_mb:64", None),
+        ("expandable_segments:True, backend:cudaMallocAsync", None), ("roundup_power2_divisions:[256:1,512:2]", None),
+    ],
+)  # fmt: skip
+def test_settings_are_read_as_torch_reads_them(monkeypatch: pytest.MonkeyPatch, settings: str, kind: type | None):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", settings)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:32")  # the older name, which the other one goes before
+    simulated = simulated_allocator()
+    assert simulated is None if kind is None else type(simulated) is kind
 
 
 @pytest.mark.parametrize(("nbytes", "taken"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])

@@ -296,6 +296,9 @@ def test_state_between_steps_comes_to_the_device_and_goes_home_again():
     assert state["exp_avg"].is_cpu
     with pytest.raises(lowtide.StepError, match=r"step\.fetch_state\(\)"):
         optimizer.step()
+    for verb in (lowtide.optimize, lowtide.explain):
+        with pytest.raises(ValueError, match='state: expected "host", as another step keeps the state of this AdamW there'):
+            verb(model, batch, loss=loss, optimizer=optimizer)
     step.fetch_state()
     assert state["exp_avg"].is_cuda
     optimizer.zero_grad()
