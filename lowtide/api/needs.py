@@ -91,8 +91,8 @@ def needs(
     model, batch, loss, optimizer, training: as for `lowtide.optimize`; a model on the meta device takes no memory.
     cards: names that `lowtide devices` lists, or `lowtide.Device` values.
     memory: `{"host": "48GiB"}`: what copies may pin of the host. The device's is what a card has.
-    run: only `swap` and `swap_state` matter here. What is swapped lies on the card between steps all the same, but with
-        `state="host"`.
+    run: only `swap`, `swap_state` and `state` matter here. What is swapped lies on the card between steps all the same; with
+        `state="host"` the optimizer's state does not.
 
     The program is followed once, as it would run on the largest of the cards. Times are by the cards' rates, and operators' own
     temporaries are not counted. Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError for a card that is none.

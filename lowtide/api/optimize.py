@@ -31,6 +31,7 @@ from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_
 from lowtide.api.processes import ProcessGroupSetup
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.step import Step
+from lowtide.api.step_memory import StepMemory
 from lowtide.base.files import read_utf8
 from lowtide.base.messages import bytes_text
 from lowtide.base.stages import Stages, wants_progress
@@ -200,9 +201,9 @@ def optimize(
 
     wish.check(family.variants[-1])
 
-    def new_arena(stages: Stages, limited: bool) -> StepArena | None:
-        """That of a step under a limit, or under none."""
+    def new_memory(stages: Stages, limited: bool) -> StepMemory:
         wanted = run.arena != "never" and (run.arena != "limit" or (target.type == "cuda" and limited))
-        return StepArena.of(target, planning.placer, stages, warns=run.arena != "auto") if wanted and not obstacle else None
+        arena = StepArena.of(target, planning.placer, stages, warns=run.arena != "auto") if wanted and not obstacle else None
+        return StepMemory(arena, wish.graphs(arena, limited))
 
-    return Step(maker, spec, family, obstacle, new_arena, wish.graphs, shapes.on_new_shape, seen, run.check)
+    return Step(maker, spec, family, obstacle, new_memory, shapes.on_new_shape, seen, run.check)

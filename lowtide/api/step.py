@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
-from lowtide.api.arena import ArenaReport, StepArena
+from lowtide.api.arena import ArenaReport
 from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.home import fetch, refuse_steps_without_state, send_home
@@ -22,16 +21,15 @@ from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read
 from lowtide.api.policies import Recaptures, SecondLook
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.save import freeze, save
+from lowtide.api.step_memory import NewMemory, StepMemory
 from lowtide.api.variant import Variant
 from lowtide.api.verify import MeasuredStep, Verification, verified
 from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
-from lowtide.base.stages import Stages
 from lowtide.capture.batches import can_stand_in
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
 from lowtide.cost.profiler import measure_memory
-from lowtide.cuda.forecast import device_memory
 from lowtide.errors import StepError
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
@@ -41,7 +39,6 @@ from lowtide.report import save as save_report
 from lowtide.report import svg
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
-from lowtide.runtime.graphs.capturable import graph_bytes
 from lowtide.runtime.graphs.steps import GraphReport, StepGraphs
 from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
@@ -75,34 +72,26 @@ class Step:
         maker: StepMaker | RangeMaker,
         batch: BatchSpec,
         family: Family,
-        obstacle: str = "",
-        arena: Callable[[Stages, bool], StepArena | None] | None = None,
-        graphs: Callable[[StepArena | None, bool], StepGraphs | None] | None = None,
+        obstacle: str,
+        memory: NewMemory,
         on_new_shape: str | None = None,
         seen: Sequence[Seen] = (),
         check: str = "auto",
     ) -> None:
-        """`arena` makes one where a step that has a limit, or has none, is to have one; `graphs` what captures it then, if anything does.
-
-        `seen` are the shapes from which ranges are guessed, as other batches come; none where nothing is guessed.
-        """
-        self._maker, self._batch, self._obstacle, self._new_arena = maker, batch, obstacle, arena
+        """`memory` makes the step's own. `seen` are the shapes from which ranges are guessed, as other batches come; or none."""
+        self._maker, self._batch, self._obstacle, self._new_memory = maker, batch, obstacle, memory
         self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
         program = maker.capturing.program
         self._between_steps = program is not None and program.between_steps
         if self._between_steps and self._caller.optimizer is not None and not obstacle:
             refuse_steps_without_state(self._caller.optimizer)
-        self._arena = None if arena is None else arena(maker.stages, maker.settings.limit.is_limit)
-        self._own_memory = None if self._arena is None else self._arena.arena
-        self._new_graphs = graphs
-        self._graphs = None if graphs is None else graphs(self._arena, maker.settings.limit.is_limit)
+        self._memory = memory(maker.stages, maker.settings.limit.is_limit)
         self._families = [family]  # newest first
         self._current = family.variants[-1]
         self._recaptures = Recaptures()
         self._measured: MeasuredStep | None = None
-        self._on_device = WeakKeyDictionary[Plan, tuple[int | None, int | None]]()  # what PyTorch's allocator will count and reserve
         self._others = OtherShapes[Step](
-            maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._arena, self._graphs, check)
+            maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._memory, check)
         )
         self._policy, self._checks = check, dict[int, SecondLook]()  # by family
         self._check = self._check_of(family)  # of the family that runs
@@ -114,18 +103,11 @@ class Step:
     @property
     def plan(self) -> Plan:
         """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
-        plan, measured = self._families[0].variants[-1].plan, self._measured
-        if plan not in self._on_device:
-            has_arena = self._own_memory is not None or bool(self._obstacle and self._maker.settings.limit.is_limit)
-            self._on_device[plan] = device_memory(plan, arena=has_arena) or (None, None)
-        allocated_bytes, reserved_bytes = self._on_device[plan]
-        return dataclasses.replace(
-            plan,
-            measured_peak_bytes=None if measured is None else measured.peak_bytes,
-            measured_pinned_bytes=None if measured is None else measured.pinned_bytes,
-            allocated_bytes=allocated_bytes,
-            reserved_bytes=reserved_bytes,
-        )
+        limited_elsewhere = bool(self._obstacle and self._maker.settings.limit.is_limit)
+        plan = self._memory.on_device(self._families[0].variants[-1].plan, is_planned_only=limited_elsewhere)
+        if self._measured is None:
+            return dataclasses.replace(plan, measured_peak_bytes=None, measured_pinned_bytes=None)
+        return dataclasses.replace(plan, measured_peak_bytes=self._measured.peak_bytes, measured_pinned_bytes=self._measured.pinned_bytes)
 
     @property
     def frontier(self) -> tuple[FrontierPoint, ...]:
@@ -154,8 +136,7 @@ class Step:
         varies = self._others.range is not None
         check_memories(limit, self._maker.capturing.device, machine.simulated, swap=machine.swap, varies=varies)
         maker, family = self._maker.at(limit, self._families[0], sweeps)
-        makes, others = (self._new_arena, self._new_graphs), self._others
-        return Step(maker, self._batch, family, self._obstacle, *makes, others.policy, others.seen, self._policy)
+        return Step(maker, self._batch, family, self._obstacle, self._new_memory, self._others.policy, self._others.seen, self._policy)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
@@ -175,15 +156,12 @@ class Step:
     @property
     def arena(self) -> ArenaReport | None:
         """What the step's arena does; None where none was asked for."""
-        return None if self._arena is None else self._arena.report()
+        return self._memory.arena_report()
 
     @property
     def graph(self) -> GraphReport | None:
         """What became of calls where the step may be a CUDA graph (`Run(graph=...)`); None where it was not asked for."""
-        if self._graphs is None:
-            return None
-        graph = self._families[0].variants[-1].decision.graph
-        return self._graphs.report(0 if graph.dimensions or self._graphs.device is None else graph_bytes(graph))
+        return self._memory.graph_report(self._families[0].variants[-1])
 
     def empty_arena(self) -> None:
         """Give the memory of the arena and of CUDA graphs back until the next call, as torch.cuda.empty_cache does.
@@ -191,10 +169,7 @@ class Step:
         Numbers and tensors in use do not change; graphs are captured again. Nothing happens if there is neither, or while a call is under
         way in another thread.
         """
-        if self._graphs is not None:
-            self._graphs.let_go()
-        if self._own_memory is not None:
-            self._own_memory.empty()
+        self._memory.empty()
 
     def frozen(self, *args: Any, **kwargs: Any) -> Frozen:
         """A function for batches like this one, with the model's weights as they are now. It holds nothing of the model.
@@ -213,7 +188,7 @@ class Step:
         except NewShapeError as error:
             return self._made_for(error, args, kwargs)._for_good(make, args, kwargs)
         self._again = None
-        self._caller.end_step(self._run(variant, inputs, now)[1])
+        self._caller.end_step(self._run(variant, inputs, now, self._memory.graphs)[1])
         return make(variant, self._batch, inputs)
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -304,7 +279,7 @@ class Step:
                 return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs, begun=True)
             variant, inputs, now = prepared
             began = time.perf_counter()
-            result, stepped = self._run(variant, inputs, now)
+            result, stepped = self._run(variant, inputs, now, self._memory.graphs)
             self._check.ran(time.perf_counter() - began)
             self._caller.end_step(stepped)
             self._again = self._like_this(variant, inputs)
@@ -338,7 +313,7 @@ class Step:
         if variant.program.gradients:
             warn(_TRAINS)
         self.empty_arena()  # it is a part of what the run takes
-        taken = measure_memory(lambda: done.append(variant.run(inputs, now, self._own_memory)), device)
+        taken = measure_memory(lambda: done.append(self._run(variant, inputs, now, graphs=None)), device)
         resident_bytes = variant.plan.resident_bytes
         pinned_bytes = 0 if variant.program.host is None else variant.program.host.taken_bytes
         self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes, pinned_bytes)
@@ -387,16 +362,15 @@ class Step:
         in_shards = program is not None and program.ranks is not None and bool(program.ranks.shard)
         return Trained(self._caller.model, self._caller.optimizer, self._peers, in_shards)
 
-    def _run(self, variant: Variant, inputs: Sequence[Any], now: View) -> tuple[Any, bool]:
+    def _run(self, variant: Variant, inputs: Sequence[Any], now: View, graphs: StepGraphs | None) -> tuple[Any, bool]:
         with self._peers.in_step():
-            return variant.run(inputs, now, self._own_memory, self._graphs)
+            return variant.run(inputs, now, self._memory.arena, graphs)
 
     def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""
         specs, caller = self._batch.specs, self._caller
-        if specs is None or self._own_memory is not None or self._peers.several or caller.optimizer is not None or caller.counters:
-            return None
-        if self._graphs is not None and self._graphs.device is not None:
+        own = self._memory.arena is not None or self._memory.has_graphs
+        if specs is None or own or self._peers.several or caller.optimizer is not None or caller.counters:
             return None
         return None if variant.inference is None else RepeatedCalls(variant.inference, variant.premises, specs, inputs)
 
@@ -454,9 +428,8 @@ class Step:
             self._caller.begin_step()
             now = self._caller.view(leaves)
             chosen = self._find(now)
-            if isinstance(chosen, str) and self._between_steps:
-                known = (variant for family in self._families for variant in family.variants)
-                chosen = self._find(now) if send_home(now, known) else chosen
+            if isinstance(chosen, str) and self._between_steps and send_home(now, self._variants()):
+                chosen = self._find(now)
             if isinstance(chosen, tuple) and not self._unseen:
                 chosen = self._looked_again(chosen[0], args, kwargs) or chosen
         except NewShapeError as error:
@@ -467,9 +440,11 @@ class Step:
             raise
         if self._peers.several:
             which = "a new program" if isinstance(chosen, str) else f"program {self._number(chosen[0])}"
-            known = (variant for family in self._families for variant in family.variants)
-            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, known))
+            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, self._variants()))
         return now, chosen
+
+    def _variants(self) -> Iterator[Variant]:
+        return (variant for family in self._families for variant in family.variants)
 
     def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The leaves of a batch; of those that are no tensors the program reads none that may differ."""
@@ -540,15 +515,6 @@ class Step:
             self._families = [family, *(other for other in self._families if other is not family)]
 
 
-def _on_same(
-    obstacle: str,
-    arena: StepArena | None,
-    graphs: StepGraphs | None,
-    check: str,
-    maker: StepMaker | RangeMaker,
-    spec: BatchSpec,
-    family: Family,
-) -> Step:
+def _on_same(obstacle: str, memory: StepMemory, check: str, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:
     """A step for another shape, on the same objects and in the same memory. It knows no other step, so that none is kept by another."""
-    same = None if arena is None else lambda *_: arena, None if graphs is None else lambda *_: graphs
-    return Step(maker, spec, family, obstacle, *same, "error", check=check)
+    return Step(maker, spec, family, obstacle, lambda *_: memory, "error", check=check)

@@ -22,9 +22,10 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError, of_kind
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import offloaded_storages
+from lowtide.ir.operators.nodes import homes_of, offloaded_storages
 from lowtide.ir.operators.row import DROP, LOAD
 from lowtide.ir.operators.table import writes_in_place
+from lowtide.ir.sizes import pinned_block_bytes
 from lowtide.plan.snapshot import LiveTensor, Snapshot, storage_specs
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Task
 
@@ -350,18 +351,13 @@ def pinned_bytes(graph: Graph, order: Sequence[int]) -> int:
     return sum(size * count for size, count in most.items()) + home_bytes(graph)
 
 
-def homes_of(graph: Graph) -> frozenset[Storage]:
-    """What lies on the host before the step, or after it."""
-    return frozenset(value.storage for value in (*graph.inputs, *graph.outputs) if value.storage.kind is Kind.HOST)
-
-
 def home_bytes(graph: Graph) -> int:
     """The pinned bytes of that."""
     return sum(map(_pinned, homes_of(graph)))
 
 
 def _pinned(storage: Storage) -> int:
-    return 1 << max(of_kind(int, storage.nbytes) - 1, 0).bit_length()
+    return pinned_block_bytes(of_kind(int, storage.nbytes))
 
 
 def profile_of(graph: Graph, problem: OrderProblem, order: Sequence[int], footprint: Footprint, *, round_to: int = 1) -> MemoryProfile:

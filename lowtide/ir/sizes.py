@@ -24,6 +24,11 @@ def reach(shape: Sequence[Size], stride: Sequence[Size]) -> int:
     return 0 if 0 in shape else 1 + sum((int(extent) - 1) * int(step) for extent, step in zip(shape, stride, strict=True))
 
 
+def pinned_block_bytes(nbytes: int) -> int:
+    """What PyTorch's allocator of pinned memory takes for so many bytes: a power of two."""
+    return 1 << max(nbytes - 1, 0).bit_length()
+
+
 def product(sizes: Iterable[Size]) -> Size:
     """The product of `sizes`; 1 for none."""
     result: Size = 1

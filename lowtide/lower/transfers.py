@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import is_transfer, is_view, offloaded_storages
+from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.operators.nodes import homes_of, is_transfer, is_view, offloaded_storages
 from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE
 from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Decision
@@ -26,8 +26,7 @@ class Offloaded(NamedTuple):
         stores = [node for node in graph.nodes if node.op == STORE and node.inputs[0].storage in offloaded]
         tensor = {node.results[0].storage: node.inputs[0] for node in stores}
         back = {node.results[0].storage for node in graph.nodes if node.op == LOAD and node.inputs[0].storage in tensor}
-        homes = frozenset(value.storage for value in (*graph.inputs, *graph.outputs) if value.storage.kind is Kind.HOST)
-        return cls(offloaded | back, tensor, homes)
+        return cls(offloaded | back, tensor, homes_of(graph))
 
 
 class Arrivals(NamedTuple):

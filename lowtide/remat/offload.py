@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from lowtide.cost.memory import counted_storages, homes_of
+from lowtide.cost.memory import counted_storages
 from lowtide.ir.graph import Graph, Kind, Node, Source, Storage, Value
-from lowtide.ir.operators.nodes import begins_collective, is_transfer, is_view
+from lowtide.ir.operators.nodes import begins_collective, homes_of, is_transfer, is_view
 from lowtide.ir.operators.row import DROP, LOAD, STORE
 
 

@@ -34,6 +34,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from lowtide.ir.sizes import pinned_block_bytes
+from lowtide.runtime.streams import CudaStreams, Stream, Streams
+
 
 class Transfers(Protocol):
     """What a program calls while it runs once."""
@@ -115,75 +118,6 @@ class TensorLayout:
         return torch._neg_view(tensor) if self.negative else tensor
 
 
-class Stream(Protocol):
-    """Work that is done in its order, beside that of other streams. `torch.cuda.Stream` is one."""
-
-    def record_event(self) -> Any:
-        """The moment at which all work given to the stream so far is done."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do work given from now on only after that moment."""
-
-
-class Streams(Protocol):
-    """What `StreamedMemory` wants of a device."""
-
-    def computing(self) -> Stream:
-        """The stream that the program's operators run on now."""
-
-    def copying(self) -> Stream:
-        """A new stream."""
-
-    def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Give a stream the work of copying bytes; returns at once."""
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """So many bytes of the host's memory that the device can reach by itself."""
-
-    def finish(self, stream: Stream) -> None:
-        """Have the host itself wait for all work given to a stream."""
-
-    def capturing(self) -> bool:
-        """Whether what is given to the computing stream now becomes a CUDA graph, which is run later."""
-
-    def let_go(self) -> None:
-        """Give back to the system what was pinned and nobody refers to any more."""
-
-
-@dataclass(frozen=True)
-class CudaStreams:
-    """A CUDA device's."""
-
-    device: torch.device
-
-    def computing(self) -> Stream:
-        return torch.cuda.current_stream(self.device)
-
-    def copying(self) -> Stream:
-        """A stream that waits for nobody unless told to."""
-        return torch.cuda.Stream(self.device)
-
-    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        """An asynchronous copy: one end is pinned."""
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """Page-locked memory; the first request for it makes the device wait, so it is kept."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
-    def finish(self, stream: Any) -> None:
-        stream.synchronize()
-
-    def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
-    def let_go(self) -> None:
-        """PyTorch's allocator keeps such memory, until copies that still read it are done and it is told to let it go."""
-        torch.cuda.synchronize(self.device)
-        torch.accelerator.empty_host_cache()
-
-
 @dataclass(eq=False)
 class _Buffer:
     """Pinned memory, and the moment from which on nothing reads it."""
@@ -240,10 +174,11 @@ class StreamedMemory:
         except BaseException as error:  # raised again: offloaded state is the caller's, however the run ended
             run.settle()
             run.give_back(error)
-            run.finish()
             raise
-        run.settle()
-        run.finish()
+        else:
+            run.settle()
+        finally:
+            run.finish()
 
     @property
     def idle_bytes(self) -> int:
@@ -261,7 +196,7 @@ class StreamedMemory:
 
     def take(self, nbytes: int) -> _Buffer:
         """A buffer of at least so many bytes. Sizes are powers of two, as PyTorch's allocator of pinned memory makes them anyway."""
-        size = _rounded(nbytes)
+        size = pinned_block_bytes(nbytes)
         try:
             buffer = self._idle.setdefault(size, []).pop()
         except IndexError:
@@ -366,11 +301,11 @@ class StreamedTransfers:
         return self._filled(tensor, copy)
 
     def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
-        tensor = torch.empty_strided(home.size(), home.stride(), dtype=home.dtype, device=device)
+        tensor = _like(home, device)
         self._after_computing(self._from_host)
         self._streams.copy(self._from_host, _bytes_of(tensor), _bytes_of(home))
         self._arriving[_address(tensor)] = self._from_host.record_event()
-        self._memory._homes_bytes += _rounded(tensor.untyped_storage().nbytes())
+        self._memory._homes_bytes += pinned_block_bytes(tensor.untyped_storage().nbytes())
         return tensor
 
     def save(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
@@ -381,7 +316,7 @@ class StreamedTransfers:
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         home = self._memory.home(tensor)
         self.save(tensor, home)
-        self._memory._homes_bytes += _rounded(tensor.untyped_storage().nbytes())
+        self._memory._homes_bytes += pinned_block_bytes(tensor.untyped_storage().nbytes())
         return home
 
     def saved(self, tensor: torch.Tensor) -> None:
@@ -416,13 +351,13 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _like(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
 def _on(memory: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor like that one, on other memory."""
     return torch.empty(0, dtype=tensor.dtype).set_(memory.untyped_storage(), 0, tensor.size(), tensor.stride())
-
-
-def _rounded(nbytes: int) -> int:
-    return 1 << max(nbytes - 1, 0).bit_length()
 
 
 _known: WeakValueDictionary[str, StreamedMemory] = WeakValueDictionary()
@@ -450,7 +385,7 @@ class DirectMemory:
     taken_bytes = 0
 
     def home(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        return _like(tensor)
 
     @contextmanager
     def transfers(self, most_bytes: int | None = None) -> Iterator[DirectTransfers]:
@@ -495,13 +430,13 @@ class DirectTransfers:
         return tensor
 
     def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
-        return torch.empty_strided(home.size(), home.stride(), dtype=home.dtype, device=device).copy_(home)
+        return _like(home, device).copy_(home)
 
     def save(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
         home.copy_(tensor)
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+        return _like(tensor).copy_(tensor)
 
     def saved(self, tensor: torch.Tensor) -> None:
         """Nothing: the copy is whole."""

@@ -25,10 +25,10 @@ def test_the_arena_goes_with_its_step():
     step = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, run=lowtide.Run(arena="always"))
     for _ in range(3):
         step(*batch)
-    assert step._arena is not None
-    assert step._arena.arena is not None
-    assert step._arena.arena._region is not None
-    base = step._arena.arena._region.base
+    assert step._memory.step_arena is not None
+    assert step._memory.arena is not None
+    assert step._memory.arena._region is not None
+    base = step._memory.arena._region.base
     assert mapped(base)
     del step
     gc.collect()

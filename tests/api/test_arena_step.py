@@ -251,7 +251,7 @@ def test_each_buffer_of_a_planned_step_keeps_its_contents_from_birth_to_death():
     _, batch, step = _training(arena="always")
     for _ in range(3):
         step(*batch)
-    own = step._arena.arena
+    own = step._memory.arena
     track = own._latest
     events = {int(tick): ("make", index) for index, tick in enumerate(track.recorded.born)}
     events |= {int(tick): ("drop", index) for index, tick in enumerate(track.recorded.died) if tick >= 0}

@@ -6,7 +6,8 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from bench.in_values import in_values
 from lowtide.api.compare import Workload, eager_step
 from lowtide.cost.profiler import measure_memory
 from lowtide.planning.planner import Planner
+from lowtide.runtime.ranks import SinglePeer
 from lowtide.schedule import ProgramOrder
 
 
@@ -221,3 +223,21 @@ def test_stages_are_told():
     assert [(stage.name, stage.seconds is None) for stage in told[:2]] == [("capture", True), ("capture", False)]
     assert {stage.name for stage in told} == set(step.seconds)
     assert all(seconds >= 0 for seconds in step.seconds.values())
+
+
+def test_what_is_measured_is_a_step_that_all_ranks_are_in():
+    """One that fails there must not meet the others again, as one that fails in a call."""
+    entered = []
+
+    class Noted(SinglePeer):
+        @contextmanager
+        def in_step(self) -> Iterator[None]:
+            entered.append("in")
+            yield
+
+    model = nn.Linear(4, 3)
+    step = lowtide.optimize(model, torch.ones(2, 4), loss=lambda model, x: model(x).sum(), optimizer=torch.optim.SGD(model.parameters()))
+    step._peers = Noted()
+    step(torch.ones(2, 4))
+    step.measure(torch.ones(2, 4))
+    assert entered == ["in", "in"]

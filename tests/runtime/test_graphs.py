@@ -238,7 +238,7 @@ def test_the_second_of_two_threads_runs_from_python():
     model, batch = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     step = lowtide.optimize(model, batch, planning=PLANNING, run=lowtide.Run(graph="always"))
     expected = [step(batch) for _ in range(3)][-1]
-    with step._graphs._lock:
+    with step._memory.graphs._lock:
         found = []
         thread = threading.Thread(target=lambda: found.append(step(batch)))
         thread.start()

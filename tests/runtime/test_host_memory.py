@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lowtide.runtime import copies
-from lowtide.runtime.copies import CudaStreams, DirectMemory, StreamedMemory, TensorLayout, host_memory
+from lowtide.runtime.copies import DirectMemory, StreamedMemory, TensorLayout, host_memory
+from lowtide.runtime.streams import CudaStreams
 from tests.swapping import LateStreams
 
 

@@ -55,8 +55,8 @@ def users_bases(cls: type) -> Iterator[type]:
             yield base
 
 
-def is_of_user(item: Any) -> bool:
-    """Whether a module, or the module of a class, was."""
+def is_written_by_user(item: Any) -> bool:
+    """Whether a module, or the module of a class or function, is no library's and not Python's own."""
     module = item if isinstance(item, types.ModuleType) else sys.modules.get(item.__module__)
     if module is None or module.__name__ in sys.builtin_module_names:
         return False

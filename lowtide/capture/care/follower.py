@@ -33,7 +33,7 @@ from lowtide.base.places import (
     referred,
     static_attribute,
 )
-from lowtide.capture.care.class_numbers import ClassNumbers, counts, is_of_user, users_bases
+from lowtide.capture.care.class_numbers import ClassNumbers, counts, is_written_by_user, users_bases
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, MovingObjects, differ, is_constant, is_plain, moves, pieces, put_back
 from lowtide.capture.care.instances import PACKAGE_FOLDER, noted
 from lowtide.capture.care.names import IMPORT, codes, named
@@ -149,7 +149,9 @@ class Follower:
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        entries = [(item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if is_of_user(type(item))]
+        entries = [
+            (item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if is_written_by_user(type(item))
+        ]
         return [(item, name, now) for item, name, now in entries if is_constant(now) and self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
@@ -406,7 +408,7 @@ class Follower:
         for name in chain:
             if not isinstance(item, (types.ModuleType, type)) and not (isinstance(item, types.FunctionType) and is_users(item)):
                 return
-            users = isinstance(item, types.FunctionType) or is_of_user(item)
+            users = isinstance(item, types.FunctionType) or is_written_by_user(item)
             self.note(item, name, f"attribute {name!r} of {item.__name__}", line)
             item = static_attribute(item, name)
             if users or isinstance(item, Mapping):
@@ -417,7 +419,7 @@ class Follower:
 
 def _is_object(item: Any) -> bool:
     """Whether it is of a class of the user's, and no module or container."""
-    return not isinstance(item, (*_NOT_FOLLOWED, *CONTAINERS, nn.Module)) and is_of_user(type(item))
+    return not isinstance(item, (*_NOT_FOLLOWED, *CONTAINERS, nn.Module)) and is_written_by_user(type(item))
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

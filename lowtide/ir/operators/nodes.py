@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from lowtide.errors import FormatError
-from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
+from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes import Access, Axis, Index, Nest, NestLoop
 from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, SAVE, STORE, Collective, Draws, Fusion, Operator
 from lowtide.ir.operators.shapes import Bounds, below, ints, up_to
@@ -53,6 +53,11 @@ def is_arithmetic(node: Node) -> bool:
 def is_transfer(node: Node) -> bool:
     """Whether a node begins, ends or needs a copy in the host's memory."""
     return node.op in (STORE, SAVE, DROP, LOAD)
+
+
+def homes_of(graph: Graph) -> frozenset[Storage]:
+    """What lies on the host before the step, or after it."""
+    return frozenset(value.storage for value in (*graph.inputs, *graph.outputs) if value.storage.kind is Kind.HOST)
 
 
 def offloaded_storages(graph: Graph) -> frozenset[Storage]:
