@@ -138,7 +138,7 @@ def optimize(
     shapes: batches that differ from this one: `Shapes(dynamic="auto")`, `Shapes(on_new_shape="extend")`.
     parallel: processes that train together: `Parallel(group=dist.group.WORLD, shard="optimizer")`.
     planning: how far to look and for which machine: `Planning(effort="thorough")`, `Planning(simulate="h200")`.
-    run: memory, kernels and checks of the step that runs: `Run(arena="always", swap_state=True)`.
+    run: memory, kernels and checks of the step that runs: `Run(arena="always", state="swap")`.
 
     Raises CaptureError if the program cannot be one graph, and BatchError if the batch cannot be cut as asked. Raises BudgetError if no
     plan within `memory` was found, and FormatError for a `plan` of another program.
@@ -153,7 +153,7 @@ def optimize(
     check_arguments(model, loss, optimizer, training)
     check_scaler(training.scaler, optimizer, run)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
-    check_swapping(model, trained, run.swap_state)
+    check_swapping(model, trained, run)
     check_state_on_host(run, trains=trained is not None, varies=dynamic is not None, together=parallel.group is not None)
     if trained is not None and run.state != "host":
         check_state_is_there(trained)
@@ -185,7 +185,7 @@ def optimize(
     check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
     wish = GraphWish("never" if obstacle else run.graph, target, dynamic is not None, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
-    settings = PlanningSettings(limit, run.swap_state, solver, sweeps, exact, run.kernels, counts)
+    settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, options.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)
