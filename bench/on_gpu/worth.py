@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -14,20 +15,17 @@ import lowtide
 from bench.compiled import ALONE
 from bench.on_gpu.ground import Ground, Row
 from bench.on_gpu.limits import Network, work_of
+from lowtide.planning import machine
 from lowtide.rewrite import rewritings
 
 _WARM_UP = 3  # steps, after which one that is to be a graph is one
-_PADDED = "products padded to rows that tensor cores read"
 
 
 @contextmanager
 def _without_padding() -> Iterator[None]:
-    usual = rewritings.RULES
-    rewritings.RULES = tuple(rule for rule in usual if rule.name != _PADDED)
-    try:
+    rules = tuple(rule for rule in rewritings.RULES if rule is not rewritings.ALIGNMENT)
+    with patch.object(rewritings, "RULES", rules), patch.object(machine, "aligned", lambda graph, times_of: graph):
         yield
-    finally:
-        rewritings.RULES = usual
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from lowtide.planning.candidate import Candidate, Captured, equal_graphs
 from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_as, compiled_graphs, compiled_like, compiled_ns
 from lowtide.regions.recomputation import as_recomputed, leaner_graphs
-from lowtide.rewrite.rewritings import Rewriting, rewritings
+from lowtide.rewrite.rewritings import Rewriting, TimesOf, aligned, aligned_as, rewritings
 from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
 _AS_FAST = 0.01  # of two steps whose times differ by this share none is faster: kernels are measured no better
@@ -112,7 +112,7 @@ class Machine:
         Where there will be a limit all are offered; without one that which takes least time, by what is measured of all, and of those that
         are as fast the one that holds least.
         """
-        whole = equal_graphs(captured.graph)[-1]
+        whole = aligned(equal_graphs(captured.graph)[-1], self._times_of(captured, laboratory))
         graphs = [*leaner_graphs(whole, on_gpu=self._is_gpu(captured)), whole]
         compiled = [each for each in self.compiled(graphs) if each is not None]
         if limited or len(compiled) < 2:
@@ -140,12 +140,11 @@ class Machine:
         """The captured graph with the regions of the candidates of a program like it."""
         if not self._compiles:
             return []
-        whole = equal_graphs(captured.graph)[-1]
-        return [compiled_like(as_recomputed(whole, each.graph), each.graph) for each in like if each.generated]
+        return [compiled_like(_made_as(captured, each.graph), each.graph) for each in like if each.generated]
 
     def compiled_as_chosen(self, captured: Captured, chosen: Graph) -> Graph | None:
         """The captured graph with the regions that a graph of it has which was chosen before."""
-        return compiled_as(as_recomputed(equal_graphs(captured.graph)[-1], chosen), chosen) if self._compiles else None
+        return compiled_as(_made_as(captured, chosen), chosen) if self._compiles else None
 
     def compiled(self, graphs: Sequence[Graph]) -> list[Graph | None]:
         """Graphs that compute the same, each with what inductor makes kernels for, where it can run here."""
@@ -184,7 +183,11 @@ class Machine:
         """The graph as algebra rewrites it, where it is known what that costs in time."""
         if self.simulated is None and not self.tries and not limited:
             return
+        times_of = self._times_of(captured, laboratory)
+        yield from (each for each in rewritings(graph, times_of, exact=exact) if limited or not each.costs_time)
 
+    def _times_of(self, captured: Captured, laboratory: Laboratory) -> TimesOf:
+        """What tells how long nodes take here, measured where operators may be run."""
         rates = self._rates(captured)
 
         def times_of(nodes: Sequence[Node], among: Sequence[Node]) -> Sequence[float]:
@@ -194,7 +197,7 @@ class Machine:
                 laboratory.listener = _share(say)
                 return measure_timings(nodes, rates, among=among, laboratory=laboratory).us
 
-        yield from (each for each in rewritings(graph, times_of, exact=exact) if limited or not each.costs_time)
+        return times_of
 
     def _with_workspaces(self, captured: Captured, graphs: Sequence[Graph], laboratory: Laboratory) -> list[Candidate]:
         if not self.tries or self.simulated is not None:
@@ -226,6 +229,11 @@ class Machine:
 
 def _by_rates(candidate: Candidate, device: Device) -> Candidate:
     return candidate.timed(device.graph_us(candidate.graph), device.graph_issue_us(candidate.graph))
+
+
+def _made_as(captured: Captured, chosen: Graph) -> Graph:
+    """The captured graph as another one was made before its regions were compiled."""
+    return as_recomputed(aligned_as(equal_graphs(captured.graph)[-1], chosen), chosen)
 
 
 def _knowing(candidate: Candidate, rewriting: Rewriting | None, generated: bool = False) -> Candidate:

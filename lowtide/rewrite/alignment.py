@@ -23,7 +23,8 @@ from lowtide.ir.operators.row import CLONE
 from lowtide.ir.sizes import ITEM_BYTES, ROW_BYTES, Size
 from lowtide.rewrite.base import Match, Uses, is_row_by_row
 
-_MM, _BMM, _ADDMM = "aten.mm.default", "aten.bmm.default", "aten.addmm.default"
+_ADDMM = "aten.addmm.default"
+_PRODUCTS = ("aten.mm.default", "aten.bmm.default", _ADDMM)
 _PAD, _SLICE, _TURN = "aten.constant_pad_nd.default", "aten.slice.Tensor", "aten.transpose.int"
 _TURNS = frozenset({"aten.t.default", _TURN})
 _FAST = frozenset({"float16", "bfloat16", "float32"})  # that tensor cores multiply
@@ -52,9 +53,14 @@ class _Product:
     more: tuple[int, int]  # rows, columns of the result
 
 
+def is_product(node: Node) -> bool:
+    """Whether it is of the operators that this rule knows."""
+    return node.op in _PRODUCTS
+
+
 def products_padded(uses: Uses) -> Iterator[Match]:
     """Every product on a GPU of which one matrix has such rows; those that share an operand are one place."""
-    products = [product for op in (_MM, _BMM, _ADDMM) for node in uses.nodes_of(op) if (product := _product(uses, node)) is not None]
+    products = [product for op in _PRODUCTS for node in uses.nodes_of(op) if (product := _product(uses, node)) is not None]
     for group in _groups(sorted(products, key=lambda each: uses.place[each.node])):
         known: _Known = {}
         instead = {each.node: tuple(_padded(uses, each, known)) for each in group}
@@ -77,7 +83,7 @@ def _groups(products: list[_Product]) -> list[list[_Product]]:
 def _product(uses: Uses, node: Node) -> _Product | None:
     """The product as it would be padded; None where there is nothing to pad, or the rule does not know how."""
     result, matrices = node.outputs[0], node.args[-2:]
-    if node.kwargs or node.writes or result is None or result.dtype not in _FAST or not result.storage.device.startswith("cuda"):
+    if node.kwargs or node.writes or result is None or not _has_tensor_cores(result):
         return None
     left, right = matrices
     if not isinstance(left, Value) or not isinstance(right, Value) or not is_row_by_row(result):
@@ -92,6 +98,11 @@ def _product(uses: Uses, node: Node) -> _Product | None:
     rows, inner, columns = sizes["m"], sizes["k"], sizes["n"]
     first, second = _operand(uses, left, rows, inner), _operand(uses, right, inner, columns)
     return None if first is None or second is None else _Product(node, first, second, (rows, columns))
+
+
+def _has_tensor_cores(value: Value) -> bool:
+    """Whether there are some where a value lies, for what it is of."""
+    return value.dtype in _FAST and value.storage.device.startswith("cuda")
 
 
 def _is_row(bias: Arg) -> bool:

@@ -20,7 +20,7 @@ from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import RuleReport
 from lowtide.plan.promises import lives
-from lowtide.rewrite.alignment import products_padded
+from lowtide.rewrite.alignment import is_product, products_padded
 from lowtide.rewrite.base import Match, Rewritten, Rule, Uses, replace_nodes
 from lowtide.rewrite.exact import (
     dropout_as_bits,
@@ -54,7 +54,7 @@ RULES = (
     Rule("products added as they are made", products_added, exact=False),
     Rule("batch norms folded into convolutions", folded_into_convolutions, exact=False),
     Rule("batch norms folded into linear layers", folded_into_products, exact=False),
-    Rule("products padded to rows that tensor cores read", products_padded, exact=False),
+    (ALIGNMENT := Rule("products padded to rows that tensor cores read", products_padded, exact=False)),
 )
 
 
@@ -158,6 +158,23 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
         paid = _paid(whole, cost_us)
         if paid and len(paid) < len(whole.applied):
             yield _of(_rewritten_at(graph, paid, rules), cost_us)
+
+
+def aligned(graph: Graph, times_of: TimesOf) -> Graph:
+    """The graph with its products padded where that takes less time."""
+    whole = rewrite(graph, (ALIGNMENT,))
+    cost_us = _costs(graph, whole, times_of) if whole.applied else {}
+    return _rewritten_at(graph, {key for key, us in cost_us.items() if us < 0}, (ALIGNMENT,)).graph
+
+
+def aligned_as(graph: Graph, other: Graph) -> Graph:
+    """The graph with those products padded that are padded in another one, which was made of such a graph."""
+    padded = {_product_key(node) for node in other.nodes if is_product(node)}
+    return rewrite(graph, (ALIGNMENT,), lambda _, place: padded.issuperset(map(_product_key, filter(is_product, place.added)))).graph
+
+
+def _product_key(node: Node) -> tuple[object, ...]:
+    return node.op, node.results[0].name, tuple(value.shape for value in node.inputs)
 
 
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:

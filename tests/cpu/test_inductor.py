@@ -18,6 +18,7 @@ from lowtide.ir.text.graph_text import to_text
 from lowtide.regions import compilation as compiled
 from lowtide.regions import inductor, workers
 from lowtide.regions.clusters import numbered
+from lowtide.rewrite import alignment, rewritings
 from tests.residual import Net, square
 
 FUSED: dict[str, Any] = {"exact": False, "kernels": "compiled"}
@@ -67,6 +68,44 @@ def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeyp
     assert again.plan.graph is not step.plan.graph
     assert sum(map(is_by_inductor, again.plan.graph.nodes)) == len(regions)
     again(x)
+
+
+class Odd(nn.Module):
+    """A layer whose rows tensor cores could not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 37, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)).square()).sigmoid()
+
+
+def test_products_are_padded_beside_regions(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """As on a GPU where that takes less time: in all programs of the step, and in a plan that was saved."""
+    monkeypatch.setattr(alignment, "_has_tensor_cores", lambda value: value.dtype == "float32")
+    costs = lambda graph, whole, times_of: {rewritings._key(*each): -1.0 for each in whole.applied}  # noqa: E731
+    monkeypatch.setattr(rewritings, "_costs", costs)
+    _, x, _ = work
+    model = Odd()
+    true, eager = trained(model, x, torch.float64, 4), trained(model, x, torch.float32, 4)
+    first, again = (copy.deepcopy(model) for _ in range(2))
+    step = lowtide.optimize(first, (x,), loss=square, optimizer=torch.optim.AdamW(first.parameters(), lr=1e-2), **in_values(**FUSED))
+    for plan in (step.plan, *step.plan.first_steps):
+        assert compiled_nodes(plan)
+        assert {node.results[0].shape[-1] for node in plan.graph.nodes if node.op == "aten.mm.default"} >= {40}
+    for _ in range(4):
+        step(x)
+    mine = [parameter.detach().double() for parameter in first.parameters()]
+    assert furthest(mine, true) < 4 * furthest(eager, true) + 1e-6
+
+    step.save(tmp_path / "plan.json")
+    optimizer = torch.optim.AdamW(again.parameters(), lr=1e-2)
+    saved = lowtide.optimize(again, (x,), loss=square, optimizer=optimizer, plan=tmp_path / "plan.json", **in_values(**FUSED))
+    assert to_text(saved.plan.graph, sources=False) == to_text(step.plan.graph, sources=False)
+    for _ in range(4):
+        saved(x)
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
 
 
 def compiled_nodes(plan: Any) -> list[Any]:
