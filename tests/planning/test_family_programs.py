@@ -110,7 +110,7 @@ def test_times_stay_near_those_of_each_shapes_own_plan(planner, share):
         point = {"length": length}
         exact = [replace(each.at(point), node_us=DEVICE.graph_us(each.at(point).graph)) for each in planner.programs[0]]
         own, member = plan(exact, asked), family.choose(point)
-        assert sum(DEVICE.graph_us(at(member.graph, point))) <= 1.05 * own.cost_report.time_us
+        assert sum(DEVICE.graph_us(at(member.decision.graph, point))) <= 1.05 * own.cost_report.time_us
 
 
 def test_what_is_promised_in_between_is_near_what_is_measured_there(planner):
