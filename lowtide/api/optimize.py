@@ -193,7 +193,7 @@ def optimize(
     here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
     of_shapes = StepMaker(capturing, here, settings, None if saved is None else SavedStep(saved), stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
-    maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
+    maker = RangeMaker(of_shapes, (args, kwargs), ranged) if varying else guessing or of_shapes
     with group_setup.sharded_during_capture(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
     if trained is not None:
