@@ -29,9 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from graphlib import CycleError
 from typing import TypeAlias
 
+from lowtide.base.graphs import in_turn
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
@@ -189,29 +190,10 @@ def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], pre
         if own[place] >= 0 and item[place] == place:
             waits[place].add(count + own[place])
     there = [*(place for place in range(count) if item[place] == place), *range(count, len(turn))]
-    yield from ((own[each], each) if each < count else (each - count, -1) for each in _sorted(there, turn, waits))
-
-
-def _sorted(items: Sequence[int], turn: Sequence[int], waits: Sequence[set[int]]) -> Iterator[int]:
-    """Items behind what they wait for, otherwise by their turns."""
-    left = {each: len(waits[each]) for each in items}
-    then: dict[int, list[int]] = {}
-    for each in items:
-        for other in waits[each]:
-            then.setdefault(other, []).append(each)
-    ready = [(turn[each], each) for each in items if not left[each]]
-    heapify(ready)
-    done = 0
-    while ready:
-        each = heappop(ready)[1]
-        done += 1
-        yield each
-        for other in then.get(each, ()):
-            left[other] -= 1
-            if not left[other]:
-                heappush(ready, (turn[other], other))
-    if done < len(items):
-        raise CheckError("fission: expected sets that come one after another, got some that wait for one another")
+    try:
+        yield from ((own[each], each) if each < count else (each - count, -1) for each in in_turn({at: waits[at] for at in there}, turn))
+    except CycleError:
+        raise CheckError("fission: expected sets that come one after another, got some that wait for one another") from None
 
 
 def _named(graph: Graph, wanted: Split) -> Split:
