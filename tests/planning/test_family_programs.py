@@ -94,7 +94,8 @@ def test_each_shape_computes_what_its_own_plan_computes(planner, share):
     for length in (8, 37, 100, 128):
         point = {"length": length}
         own = family.plan(point)
-        program, numeric = Program(lower(family.choose(point))), at(family.choose(point).graph, point)
+        decision = family.choose(point).decision
+        program, numeric = Program(lower(decision)), at(decision.graph, point)
         one, other = inputs_of(numeric.inputs, length), inputs_of(numeric.inputs, length)
         for found, expected in zip(program(one), Program(lower(own))(other), strict=True):
             assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
