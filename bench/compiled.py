@@ -201,7 +201,7 @@ class _Training:
         import lowtide
 
         planning = lowtide.Planning(progress=False)
-        with _ALONE[contender]() if contender in _ALONE else nullcontext():
+        with ALONE[contender]() if contender in ALONE else nullcontext():
             return lowtide.optimize(self.model, self.batch, loss=loss, optimizer=optimizer, planning=planning, **_settings(contender))
 
     def cpu_ms(self) -> float:
@@ -254,7 +254,7 @@ def _leanest() -> AbstractContextManager[None]:
     return _replaced("_AS_FAST", float("inf"))
 
 
-_ALONE = {"regions alone": _holding, "least held": _leanest}
+ALONE = {"regions alone": _holding, "least held": _leanest}
 
 
 def _settings(contender: str) -> dict[str, Any]:

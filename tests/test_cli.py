@@ -107,7 +107,7 @@ def test_a_limit_of_memory_is_told_with_what_it_costs():
 
 
 def test_a_machine_that_is_not_here_can_be_planned_for():
-    result = run("spec_of_a_test:make", "--memory", "90%", "--device", "h100", "--simulate", "--swap-state", "--json", "-")
+    result = run("spec_of_a_test:make", "--memory", "90%", "--device", "h100", "--simulate", "--state", "swap", "--json", "-")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert figures["peak_bytes"] % 512 == 0
@@ -145,8 +145,11 @@ def test_an_arena_says_what_it_served():
         (["spec_of_a_test:make", "--memory", "1%"], "memory: expected at least [0-9]+ bytes"),
         (["spec_of_a_test:make", "--latency", "0.5"], "latency: expected 1 or more"),
         (["spec_of_a_test:make", "--latency", "1.5", "--memory", "1GiB"], "expected one limit or none, got both"),
-        (["spec_of_a_test:make", "--swap-state", "--no-swap"], "--swap-state and --no-swap: expected one of them, got both"),
-        (["spec_of_a_test:make", "--swap-state", "--state-on-host"], "--swap-state and --state-on-host: expected one of them, got both"),
+        (
+            ["spec_of_a_test:make", "--state", "swap", "--no-swap"],
+            'state: expected "device" where nothing is swapped .*, got "swap"',
+        ),
+        (["spec_of_a_test:make", "--state", "card"], "state: expected one of 'device', 'swap', 'host', got 'card'"),
         (
             ["spec_of_a_test:make", "--kernels", "compiled"],
             "--kernels: compiled ones round otherwise than eager, .* say exact=False too",

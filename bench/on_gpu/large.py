@@ -43,7 +43,8 @@ def rows(what: str, limit_gib: int, ground: Ground) -> Iterator[Row]:
     clock = time.perf_counter()
     step = lowtide.optimize(
         model, {"input_ids": tokens, "labels": tokens}, loss=lambda m, **batch: m(**batch, use_cache=False).loss, optimizer=optimizer,
-        memory=limit, run=lowtide.Run(swap_state=what == "whole" and ground.on_gpu), planning=lowtide.Planning(progress=False),
+        memory=limit,
+        run=lowtide.Run(state="swap" if what == "whole" and ground.on_gpu else "device"), planning=lowtide.Planning(progress=False),
     )  # fmt: skip
     found = {"setting": f"{what}, {limit_gib} GiB", "seconds": time.perf_counter() - clock, "promised_bytes": step.plan.peak_bytes}
     if not ground.dry:

@@ -62,7 +62,7 @@ NETWORKS = (
 )  # fmt: skip
 
 
-def _work(network: Network, ground: Ground) -> compare.Workload:
+def work_of(network: Network, ground: Ground) -> compare.Workload:
     """Trained by AdamW; on a GPU under autocast to bfloat16."""
     made: Workload = ground.subject(network.stand_in) if ground.dry else network.entry.build(network.batch_size, ground.device)
     batch: tuple[Any, ...] = made.batch
@@ -79,7 +79,7 @@ def _work(network: Network, ground: Ground) -> compare.Workload:
 
 def rows(network: Network, ground: Ground) -> Iterator[Row]:
     """Eager, no limit and each limit: all of one captured program."""
-    work = _work(network, ground)
+    work = work_of(network, ground)
     assert work.optimizer is not None, "it trains"
     eager = compare.eager_step(work)
     eager()  # the optimizer's state
@@ -143,7 +143,7 @@ def peer_rows(network: Network, peer: str, ground: Ground) -> Iterator[Row]:
     if peer == "inductor" and ground.computes_nothing:
         yield {"setting": peer, "verdict": "left out", "why": "the null device's environment has no Triton"}
         return
-    changed = _as(peer, _work(network, ground))
+    changed = _as(peer, work_of(network, ground))
     changed()  # what it compiles, it compiles beside others
     with ground.alone():
         yield {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from bench.on_gpu import exact, graphed, large, limits, rates
+from bench.on_gpu import exact, graphed, large, limits, rates, worth
 from bench.on_gpu.ground import Ground, Row
 
 KERNELS = "kernels"  # that others find compiled
@@ -58,6 +58,7 @@ PARTS: tuple[Part, ...] = (
     *(part for each in limits.NETWORKS for part in _steps(each, "inductor", "checkpoint")),
     *(Part(case.name, partial(exact.rows, case), 120) for case in exact.CASES),
     *(Part(f"graph: {name}", partial(graphed.rows, name, batch, stand_in), 120) for name, batch, stand_in in graphed.CASES),
+    Part(f"worth: {limits.NETWORKS[0].name}", partial(worth.rows, limits.NETWORKS[0]), 240, 20),
     *(part for each in limits.NETWORKS for part in _steps(each, "save_on_cpu")),
     Part("tests", _tests, 200),
     Part("rates", rates.rows, 90),

@@ -36,7 +36,7 @@ def checked_optimizer(
     check_arguments(model, loss, optimizer, training)
     check_scaler(training.scaler, optimizer, run)
     trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
-    check_swapping(model, trained, run.swap_state)
+    check_swapping(model, trained, run)
     check_state_on_host(run, trains=trained is not None, varies=varies, together=together)
     if trained is not None and run.state != "host":
         check_state_is_there(trained)
@@ -97,20 +97,21 @@ def check_scaler(scaler: torch.amp.GradScaler | None, optimizer: Any, run: Run) 
             "a scaler skips each of several optimizers by its own gradients alone, which one program does not: give one optimizer with "
             "groups for all parameters, or train in bfloat16, which needs no scaler"
         )
-    if (run.swap_state or run.state == "host") and scaler.is_enabled():
-        name = "swap_state" if run.swap_state else "state"
-        raise ValueError(f"{name}: expected it without `scaler`, as a step that is skipped ends before what was sent away is back")
+    if run.state != "device" and scaler.is_enabled():
+        raise ValueError(
+            f'state: expected "device" with `scaler`, as a step that is skipped ends before what was sent away is back, got "{run.state}"'
+        )
 
 
-def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, swap_state: bool) -> None:
+def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, run: Run) -> None:
     """Refuse to lend what lies in memory that nobody can let go of."""
-    if not swap_state:
+    if run.state != "swap":
         return
     states = {} if optimizer is None else optimizer.state
     tensors = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
     for name, tensor in (*model.named_parameters(), *tensors):
         if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
-            raise ValueError(f"swap_state: {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first")
+            raise ValueError(f'state="swap": {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first')
 
 
 def check_memories(limit: Limit, device: torch.device, simulated: Device | None, *, swap: bool, varies: bool = False) -> None:
@@ -136,9 +137,8 @@ def check_memories(limit: Limit, device: torch.device, simulated: Device | None,
 
 def warn_of_nowhere_to_swap(run: Run, device: torch.device, simulates: bool) -> None:
     """Say that an argument does nothing here, as torch's `pin_memory` does where there is no GPU."""
-    if (run.swap_state or run.state == "host") and device.type == "cpu" and not simulates:
-        setting = "swap_state=True" if run.swap_state else 'state="host"'
-        warn(f"{setting} does nothing on a CPU, which has no other memory to send state to")
+    if run.state != "device" and device.type == "cpu" and not simulates:
+        warn(f'state="{run.state}" does nothing on a CPU, which has no other memory to send state to')
 
 
 def lies_on_host(run: Run, device: torch.device, simulates: bool) -> bool:

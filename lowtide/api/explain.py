@@ -218,7 +218,7 @@ def explain(
     shapes: of a range the largest shape is explained; a share of memory is of its peak.
     planning: `effort` is "quick" by default. `simulate` is the machine whose rates and allocator count; without it this one, whose
         rates are measured once.
-    run: only `swap`, `swap_state` and `state` matter here.
+    run: only `swap` and `state` matter here.
 
     Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError if `device` is a GPU that is not here and `simulate`
     names none.
@@ -240,7 +240,7 @@ def explain(
         program = TrainingProgram(model, loss, trained, *more, between_steps=between_steps)
     stages = Stages(planning.callback, wants_progress(planning.progress))
     timed = Limit(latency=1.0, host_bytes=limit.host_bytes)
-    settings = PlanningSettings(timed, run.swap_state, planning.solver or Auto(), planning.sweeps(_LEVEL))
+    settings = PlanningSettings(timed, run.state == "swap", planning.solver or Auto(), planning.sweeps(_LEVEL))
     maker = StepMaker(
         Captures(model, program, target, stages, machine=machine),
         Machine(str(target), machine, workspaces, run.swap, stages),
@@ -313,8 +313,7 @@ class _FurtherArguments:
 
     def of(self, remedy: Remedy) -> Remedy:
         """The remedy with what else `optimize` has to be told, as this was."""
-        setting = "swap_state=True" if self.run.swap_state else "" if self.run.swap else "swap=False"
-        setting = 'state="host"' if self.run.state == "host" else setting
+        setting = f'state="{self.run.state}"' if self.run.state != "device" else "" if self.run.swap else "swap=False"
         more = f", run=lowtide.Run({setting})" if setting else ""
         arguments = remedy.arguments if self.limit.host_bytes is None else self._with_host(remedy.arguments)
         return dataclasses.replace(remedy, arguments=arguments + more) if arguments else remedy

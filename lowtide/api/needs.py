@@ -91,7 +91,7 @@ def needs(
     model, batch, loss, optimizer, training: as for `lowtide.optimize`; a model on the meta device takes no memory.
     cards: names that `lowtide devices` lists, or `lowtide.Device` values.
     memory: `{"host": "48GiB"}`: what copies may pin of the host. The device's is what a card has.
-    run: only `swap`, `swap_state` and `state` matter here. What is swapped lies on the card between steps all the same; with
+    run: only `swap` and `state` matter here. What is swapped lies on the card between steps all the same; with
         `state="host"` the optimizer's state does not.
 
     The program is followed once, as it would run on the largest of the cards. Times are by the cards' rates, and operators' own
@@ -130,7 +130,7 @@ def needs(
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up_planning(AUTO, limited=True)
         with stages.stage("order", f"ordering {len(captured.graph.nodes)} operators, and fitting them on {len(devices)} cards"):
-            program_needs = needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=run.swap_state)
+            program_needs = needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=run.state == "swap")
     peak = program_needs.eager.peak
     return Needs(
         parameters=sum(each.numel() for each in model.parameters()),

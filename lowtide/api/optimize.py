@@ -134,7 +134,7 @@ def optimize(
     shapes: batches that differ from this one: `Shapes(dynamic="auto")`, `Shapes(on_new_shape="extend")`.
     parallel: processes that train together: `Parallel(group=dist.group.WORLD, shard="optimizer")`.
     planning: how far to look and for which machine: `Planning(effort="thorough")`, `Planning(simulate="h200")`.
-    run: memory, kernels and checks of the step that runs: `Run(arena="always", swap_state=True)`.
+    run: memory, kernels and checks of the step that runs: `Run(arena="always", state="swap")`.
 
     Raises CaptureError if the program cannot be one graph, and BatchError if the batch cannot be cut as asked. Raises BudgetError if no
     plan within `memory` was found, and FormatError for a `plan` of another program.
@@ -176,7 +176,7 @@ def optimize(
     check_kernels(run.kernels, exact, varies=varies, tries=tries and not obstacle)
     wish = GraphWish("never" if obstacle else run.graph, target, varies, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
-    settings = PlanningSettings(limit, run.swap_state, solver, sweeps, exact, run.kernels, counts)
+    settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, options.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)

@@ -204,15 +204,14 @@ class Run:
         take. "always": at each call. "never". A warning names what differs. Not with `Shapes(dynamic=...)`.
     swap: under a limit, tensors may also be copied to the host's memory and back while operators run. The device must have memory of its
         own; a CPU has none to swap to.
-    swap_state: parameters and optimizer state may be among what is swapped. They are there again when the step is over, also if it fails.
-        While it runs, nobody else may use them.
-    state: where the optimizer's state lies between steps. "device", the default: where its parameter lies. "host": in pinned memory of
-        the host, whatever the limit is. `optimizer.state[parameter]["exp_avg"]` is a tensor on the CPU then, but for what is below
-        64 KiB. A step fetches each before its update and copies it back behind it. `step.fetch_state()` puts it on the device, as the
-        optimizer's own `step()` needs it. Parameters stay on the device. For one process, without `Shapes(dynamic=...)` and a scaler.
+    state: where parameters and optimizer state lie. "device", the default: on the device throughout. "swap": under a limit, they may be
+        among what is swapped. They are there again when the step is over, also if it fails. While it runs, nobody else may use them.
+        "host": the optimizer's state lies in pinned memory of the host between steps, whatever the limit is; parameters stay on the
+        device. `optimizer.state[parameter]["exp_avg"]` is a tensor on the CPU then, but for what is below 64 KiB. A step fetches each
+        before its update and copies it back behind it. `step.fetch_state()` puts it on the device, as the optimizer's own `step()` needs
+        it. For one process, without `Shapes(dynamic=...)` and a scaler.
 
-    Raises TypeError for what is neither yes nor no, ValueError for other words, for `swap_state` or state="host" without `swap`, and for
-    both together.
+    Raises TypeError for what is neither yes nor no, ValueError for other words, and for state="swap" or "host" without `swap`.
     """
 
     kernels: str = "auto"
@@ -220,7 +219,6 @@ class Run:
     check: str = "auto"
     graph: str = "never"
     swap: bool = True
-    swap_state: bool = False
     state: str = "device"
 
     def __post_init__(self) -> None:
@@ -229,17 +227,14 @@ class Run:
         _word("graph", self.graph, GRAPHS)
         _word("check", self.check, CHECKS)
         _flag("swap", self.swap)
-        _flag("swap_state", self.swap_state)
         _word("state", self.state, PLACES_OF_STATE)
-        if self.swap_state and not self.swap:
-            raise ValueError("swap_state: expected it together with `swap`, got swap=False")
-        if self.state == "host" and (self.swap_state or not self.swap):
-            raise ValueError(f'state: expected "host" together with `swap` alone, got {"swap_state=True" if self.swap else "swap=False"}')
+        if self.state != "device" and not self.swap:
+            raise ValueError(f'state: expected "device" where nothing is swapped (swap=False), got "{self.state}"')
 
 
 CHECKS = ("auto", "always", "never")
 ON_NEW_SHAPE = ("extend", "eager", "error")
-PLACES_OF_STATE = ("device", "host")
+PLACES_OF_STATE = ("device", "swap", "host")
 KERNELS = ("auto", "eager", "compiled")
 ARENAS = ("limit", "always", "auto", "never")
 GRAPHS = ("auto", "always", "never")

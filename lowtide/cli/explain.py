@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
 
@@ -31,8 +31,7 @@ def explain_command(
     accumulate: Annotated[int, typer.Option(min=1, help="micro-batches")] = 1,
     device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
     swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
-    swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
-    state_on_host: Annotated[bool, typer.Option("--state-on-host", help="optimizer state lies on the host between steps")] = False,
+    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look: quick, normal or thorough")] = "quick",
     dynamic: Annotated[
         str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'')
@@ -59,7 +58,7 @@ def explain_command(
                     training=Training(accumulate=accumulate),
                     shapes=Shapes(dynamic=dynamic_of(dynamic)),
                     planning=Planning(effort=effort, device=on, simulate=device),
-                    run=Run(swap=swap, swap_state=swap_state, state="host" if state_on_host else "device"),
+                    run=Run(swap=swap, state=state),
                 )
         if json_out is not None:
             write_json(json_out, explanation.figures())

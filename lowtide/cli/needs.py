@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def needs_command(
     cards: Annotated[str | None, typer.Option(help="names that `lowtide devices` lists, with commas between")] = None,
     memory: Annotated[str | None, typer.Option(metavar="host=AMOUNT", help="what copies may pin of the host: host=48GiB")] = None,
     swap: Annotated[bool, typer.Option(help="let tensors go to the host and back")] = True,
-    swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too, within a step")] = False,
-    state_on_host: Annotated[bool, typer.Option("--state-on-host", help="optimizer state lies on the host between steps")] = False,
+    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
 ) -> None:
@@ -58,7 +57,7 @@ def needs_command(
                     optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
                     memory=memory_limits(memory),
-                    run=Run(swap=swap, swap_state=swap_state, state="host" if state_on_host else "device"),
+                    run=Run(swap=swap, state=state),
                 )
         title = f"{_called(model)}: {what}"
         if json_out is not None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def optimize_command(
         str, typer.Option(metavar="KIND", help="auto, eager (torch's), or with --no-exact compiled: norms, activations and updates")
     ] = "auto",
     swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
-    swap_state: Annotated[bool, typer.Option("--swap-state", help="parameters and optimizer state too")] = False,
-    state_on_host: Annotated[bool, typer.Option("--state-on-host", help="optimizer state lies on the host between steps")] = False,
+    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
     dynamic: Annotated[
         str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'; or auto')
@@ -62,17 +61,11 @@ def optimize_command(
 
     limits = memory_limits(memory)
     _check_limits(limits, latency, effort)
-    if (swap_state or state_on_host) and not swap:
-        refuse(f"--{'swap-state' if swap_state else 'state-on-host'} and --no-swap: expected one of them, got both")
-    if swap_state and state_on_host:
-        refuse("--swap-state and --state-on-host: expected one of them, got both")
     machine = _machine(device, simulate)
     _check_kernels(kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
-    run = Run(
-        kernels=kernels, arena="always" if arena else "never", swap=swap, swap_state=swap_state, state="host" if state_on_host else "device"
-    )
     shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, device=on, simulate=machine)
     try:
+        run = Run(kernels=kernels, arena="always" if arena else "never", swap=swap, state=state)
         check_targets({"--save": save, "--program": program, "--json": json_out})
         with prints_aside(json_out):
             build = builder(spec, batch_size, fake)

@@ -18,6 +18,8 @@ from lowtide.errors import FormatError
 from lowtide.plan.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
+# What --state means, where a command has it.
+STATE = "where parameters and optimizer state lie: device; swap, they may go within a step; host, the optimizer's lies there between steps"
 _LONGEST_LINE = 2000
 
 

@@ -23,7 +23,7 @@ from lowtide.ir.operators.nodes import begins_collective, is_arithmetic, is_coll
 from lowtide.ir.operators.own import SUM
 from lowtide.ir.operators.shapes import bytes_of, read_bytes
 from lowtide.ir.operators.table import row_of
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.sizes import ITEM_BYTES, ROW_BYTES
 
 
 def node_flops(node: Node) -> int:
@@ -46,7 +46,6 @@ def compute_dtype(node: Node) -> str:
     return max(kinds, key=lambda dtype: ITEM_BYTES[dtype], default="float32")
 
 
-_ALIGNED = 8  # elements of 16 bits
 _VIEW = 0.3  # of what an operator takes the host that launches something
 
 
@@ -132,7 +131,7 @@ def _is_askew(node: Node) -> bool:
     """Whether it is a product of matrices of 16 bits of which one has rows that begin where no kernel for tensor cores can read them."""
     values = [value for value in (*node.inputs, *node.results) if value.dtype in ("float16", "bfloat16") and len(value.shape) in (2, 3)]
     strides = [step for value in values for step in value.stride if isinstance(step, int)]
-    return any(step > 1 and step % _ALIGNED for step in strides)
+    return any(step > 1 and 2 * step % ROW_BYTES for step in strides)
 
 
 def half_flops_of(samples: Sequence[tuple[int, float]], flops_per_ns: float, launch_ns: float) -> float:

@@ -17,6 +17,7 @@ ITEM_BYTES = {
     "complex128": 16,
     "scalar": 0,  # a Python number: it never meets an allocator
 }  # fmt: skip
+ROW_BYTES = 16  # rows of a matrix that begin at multiples of it are read by a GPU's fastest kernels
 
 
 def reach(shape: Sequence[Size], stride: Sequence[Size]) -> int:

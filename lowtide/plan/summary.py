@@ -273,7 +273,8 @@ def _rule_line(report: RuleReport) -> str:
     times = f"{len(report.storages)} time{'s' if len(report.storages) > 1 else ''}"
     peak = f", {bytes_text(report.peak_bytes)} of it at the step that would be the peak" if report.peak_bytes else ""
     time = f"{time_text(abs(report.cost_us))} {'more' if report.cost_us > 0 else 'less'}"
-    return f"{bytes_text(report.held_bytes):>14}  less held by {report.rule}, {times}{peak}: {time}"
+    effect = f"{bytes_text(report.held_bytes):>14}  less held by" if report.held_bytes else f"{'':14}  by"
+    return f"{effect} {report.rule}, {times}{peak}: {time}"
 
 
 def _tensor_line(group: AlikeItems[LiveTensor]) -> str:

@@ -274,9 +274,15 @@ class _SweepSearch:
             self.attempts(limit, [(which, recipe) for recipe in each.within(limit)])
 
     def levels(self) -> list[int]:
-        """Limits from just under the peak of the fastest order seen down to what is resident."""
+        """Limits from just under the peak of the fastest order seen down to what is resident; the last ones halve what is left each time.
+
+        Without these, what little effort finds would end at the last of a few even steps, far above what is resident.
+        """
         top, floor = self.archive.points[-1].peak_bytes, min(problem.problem.resident_bytes for problem in self.problems)
-        return self.round.levels_between(top, floor)
+        levels, gap = self.round.levels_between(top, floor), (top - floor) // self.round.levels
+        while levels and levels[-1] - floor > 2 * gap > 0:
+            levels.append((levels[-1] + floor) // 2)
+        return levels
 
     def descend(self, levels: Sequence[int]) -> None:
         """Evict at each level until nothing is found; the smallest limit that has an answer is then found by halving.

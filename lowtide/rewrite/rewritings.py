@@ -20,6 +20,7 @@ from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import RuleReport
 from lowtide.plan.promises import lives
+from lowtide.rewrite.alignment import products_padded
 from lowtide.rewrite.base import Match, Rewritten, Rule, Uses, replace_nodes
 from lowtide.rewrite.exact import (
     dropout_as_bits,
@@ -53,6 +54,7 @@ RULES = (
     Rule("products added as they are made", products_added, exact=False),
     Rule("batch norms folded into convolutions", folded_into_convolutions, exact=False),
     Rule("batch norms folded into linear layers", folded_into_products, exact=False),
+    Rule("products padded to rows that tensor cores read", products_padded, exact=False),
 )
 
 
@@ -147,9 +149,14 @@ def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewr
         if not whole.applied or all(rule.exact for rule, _ in whole.applied) != rules[-1].exact:
             continue
         cost_us = _costs(graph, whole, times_of)
+        worth = {_key(*each) for each in whole.applied if cost_us[_key(*each)] <= 0 or _applied_rule(each, 0.0).saved_bytes > 0}
+        if len(worth) < len(whole.applied):
+            whole = _rewritten_at(graph, worth, rules)
+        if not whole.applied:
+            continue
         yield _of(whole, cost_us)
         paid = _paid(whole, cost_us)
-        if paid and len(paid) < len(cost_us):
+        if paid and len(paid) < len(whole.applied):
             yield _of(_rewritten_at(graph, paid, rules), cost_us)
 
 

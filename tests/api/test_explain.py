@@ -215,8 +215,8 @@ def test_without_swapping_the_frontier_is_another():
     assert swapped.frontier != kept.frontier
     assert swapped.peak_bytes == kept.peak_bytes
     assert all(each.arguments.endswith(", run=lowtide.Run(swap=False)") for each in kept.remedies if each.arguments)
-    lent = explain(work.model, work.batch, **in_values(simulate=near, swap_state=True, **options))
-    assert all(each.arguments.endswith(", run=lowtide.Run(swap_state=True)") for each in lent.remedies if each.arguments)
+    lent = explain(work.model, work.batch, **in_values(simulate=near, state="swap", **options))
+    assert all(each.arguments.endswith(', run=lowtide.Run(state="swap")') for each in lent.remedies if each.arguments)
     assert lent.remedies[-1].peak_bytes <= swapped.remedies[-1].peak_bytes
 
 

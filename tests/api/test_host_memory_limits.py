@@ -49,7 +49,7 @@ def _step(memory, *, make=_net, run=RUN, effort=None, **limits):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["activations", "state too"])
 def step(request):
-    return _step("60%", run=lowtide.Run(swap_state=request.param))
+    return _step("60%", run=lowtide.Run(state="swap" if request.param else "device"))
 
 
 def test_a_plan_promises_what_it_pins_and_says_when(step):
@@ -104,9 +104,9 @@ def late(monkeypatch):
 @pytest.mark.parametrize("lend", [False, True])
 def test_what_a_step_pins_is_what_was_promised(lend, late):
     streams, memory = late
-    free = _step("55%", run=lowtide.Run(swap_state=lend)).plan
+    free = _step("55%", run=lowtide.Run(state="swap" if lend else "device")).plan
     limit = {"cuda": int(0.55 * free.eager_peak_bytes), "host": free.cost_report.host_frontier[0].pinned_bytes or free.pinned_bytes}
-    planned = _step(limit, run=lowtide.Run(swap_state=lend)).plan
+    planned = _step(limit, run=lowtide.Run(state="swap" if lend else "device")).plan
     assert 0 < planned.pinned_bytes <= planned.host_bytes == limit["host"]
     check(_net, options={"plan": Plan.from_json(planned.to_json())})
     assert memory.taken_bytes == planned.pinned_bytes  # by the last step

@@ -144,7 +144,11 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
     settings = {"loss": lambda model, x: model(x).square().mean(), "optimizer": adamw(model), "latency": 1.2}
     plans = [
         lowtide.optimize(
-            model, batch, **in_values(simulate=near, swap_state=lend, progress=False, search=lowtide.Sweep(max_states=1000), **settings)
+            model,
+            batch,
+            **in_values(
+                simulate=near, state="swap" if lend else "device", progress=False, search=lowtide.Sweep(max_states=1000), **settings
+            ),
         ).plan
         for lend in (False, True)
     ]
@@ -158,15 +162,15 @@ def test_what_was_lent_is_told_of_like_everything_that_was_moved():
 
 
 def test_where_nothing_can_be_sent_away_that_is_said():
-    with pytest.warns(UserWarning, match="swap_state=True does nothing on a CPU"):
-        lowtide.optimize(nn.Linear(4, 4), torch.ones(2, 4), run=lowtide.Run(swap_state=True), planning=lowtide.Planning(workspaces=False))
+    with pytest.warns(UserWarning, match='state="swap" does nothing on a CPU'):
+        lowtide.optimize(nn.Linear(4, 4), torch.ones(2, 4), run=lowtide.Run(state="swap"), planning=lowtide.Planning(workspaces=False))
 
 
 def test_what_cannot_be_lent_is_refused_and_nothing_is_changed():
     model = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match="swap_state: expected it together with `swap`, got swap=False"):
-        lowtide.optimize(model, torch.ones(2, 4), memory="90%", run=lowtide.Run(swap=False, swap_state=True))
+    with pytest.raises(ValueError, match='state: expected "device" where nothing is swapped'):
+        lowtide.optimize(model, torch.ones(2, 4), memory="90%", run=lowtide.Run(swap=False, state="swap"))
     model.weight = nn.Parameter(torch.from_numpy(np.ones((4, 4), np.float32)))
-    with pytest.raises(ValueError, match="swap_state: weight lies in memory that cannot be let go of"):
-        lowtide.explain(model, torch.ones(2, 4), planning=lowtide.Planning(simulate="h200"), run=lowtide.Run(swap_state=True))
+    with pytest.raises(ValueError, match='state="swap": weight lies in memory that cannot be let go of'):
+        lowtide.explain(model, torch.ones(2, 4), planning=lowtide.Planning(simulate="h200"), run=lowtide.Run(state="swap"))
     assert model.weight.shape == (4, 4)

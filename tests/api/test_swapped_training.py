@@ -262,7 +262,7 @@ def test_what_the_search_plans_for_a_gpu_changes_no_number(lend, late):
         preset("rtx3090"), launch_us=1e-4, granule_bytes=1, to_host_bytes_per_s=2e11, from_host_bytes_per_s=2e11
     )  # as fast as operators as small as these
     model, batch, loss, optimizer = make()
-    settings = {"simulate": gpu, "memory": "50%", "search": lowtide.Sweep(max_states=3000), "swap_state": lend}
+    settings = {"simulate": gpu, "memory": "50%", "search": lowtide.Sweep(max_states=3000), "state": "swap" if lend else "device"}
     planned = lowtide.optimize(model, batch, loss=loss, optimizer=optimizer, **in_values(**settings)).plan
     assert any(map(is_transfer, planned.graph.nodes))
     assert planned.peak_bytes <= 0.5 * planned.eager_peak_bytes

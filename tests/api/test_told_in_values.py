@@ -27,10 +27,9 @@ from lowtide.api.options import PLACES, VALUES
         (lambda: lowtide.Run(kernels="xla"), ValueError, "kernels: expected one of 'auto', 'eager', 'compiled', got 'xla'"),
         (lambda: lowtide.Run(arena="yes"), ValueError, "arena: expected one of 'limit', 'always', 'auto', 'never', got 'yes'"),
         (lambda: lowtide.Run(swap="no"), TypeError, "swap: expected True or False, got 'no'"),
-        (lambda: lowtide.Run(swap=False, swap_state=True), ValueError, "swap_state: expected it together with `swap`"),
-        (lambda: lowtide.Run(state="card"), ValueError, "state: expected 'device', 'host', got 'card'"),
-        (lambda: lowtide.Run(swap=False, state="host"), ValueError, 'state: expected "host" together with `swap` alone, got swap=False'),
-        (lambda: lowtide.Run(swap_state=True, state="host"), ValueError, "got swap_state=True"),
+        (lambda: lowtide.Run(state="card"), ValueError, "state: expected one of 'device', 'swap', 'host', got 'card'"),
+        (lambda: lowtide.Run(swap=False, state="host"), ValueError, 'state: expected "device" where nothing is swapped .*got "host"'),
+        (lambda: lowtide.Run(swap=False, state="swap"), ValueError, 'state: expected "device" where nothing is swapped .*got "swap"'),
     ],
 )
 def test_a_value_says_what_was_expected(make, error, message):

@@ -13,7 +13,7 @@ from torch import nn
 
 from bench.models.workload import Workload
 from bench.on_gpu import __main__ as runner
-from bench.on_gpu import exact, graphed, large, limits, one
+from bench.on_gpu import exact, graphed, large, limits, one, worth
 from bench.on_gpu.ground import Ground, Row
 from bench.on_gpu.parts import PARTS, Part
 
@@ -61,6 +61,14 @@ def test_what_people_use_is_measured(ground: Ground, peer: str):
 
 def test_a_step_is_timed_beside_eager(ground: Ground):
     assert [row["setting"] for row in graphed.rows("", 1, "", ground)] == ["eager", "lowtide", "lowtide, graph"]
+
+
+def test_each_part_of_a_fast_step_is_timed_against_a_step_without_it(ground: Ground, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worth, "SETTINGS", worth.SETTINGS[:5])  # those that compile no region, which takes long
+    rows = {row["setting"]: row for row in worth.rows(limits.Network("nowhere measured", limits.NETWORKS[0].entry, 1, "", 1), ground)}
+    assert list(rows) == ["operators", "graph", "fused update", "algebra that rounds", "padding"]
+    assert all(row["verdict"] == "measured" and row["step_ms"] > 0 for row in rows.values())
+    assert rows["padding"]["why"] == "over algebra that rounds"
 
 
 @pytest.mark.parametrize("what", ["LoRA", "whole"])

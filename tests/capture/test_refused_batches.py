@@ -43,7 +43,7 @@ def test_micro_batches_with_more_results_than_the_loss():
         ({"device": "cuda"}, ValueError, "device: the model lies on cpu"),
         ({"exact": "no"}, TypeError, "exact: expected True or False, got 'no'"),
         ({"swap": 1}, TypeError, "swap: expected True or False, got 1"),
-        ({"swap_state": "state"}, TypeError, "swap_state: expected True or False"),
+        ({"state": "card"}, ValueError, "state: expected one of"),
         ({"workspaces": "yes"}, TypeError, "workspaces: expected True or False, or None"),
         ({"progress": "bar"}, TypeError, "progress: expected True or False, or None"),
         ({"arena": "yes"}, ValueError, "arena: expected one of 'limit', 'always', 'auto', 'never', got 'yes'"),

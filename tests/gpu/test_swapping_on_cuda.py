@@ -178,7 +178,7 @@ def test_what_is_lent_changes_no_number(workload, seed, monkeypatch):
 
 
 def test_parameters_and_optimizer_state_make_room(monkeypatch):
-    step, batch = _assert_trains_like_eager(_gpt, memory="60%", swap_state=True)
+    step, batch = _assert_trains_like_eager(_gpt, memory="60%", state="swap")
     assert step.measure(*batch).peak_bytes <= 1.01 * step.plan.peak_bytes
 
 
@@ -220,7 +220,7 @@ def test_a_captured_step_swaps_by_streams_and_buffers_of_its_own(monkeypatch):
     ("capturable", "settings", "why"),
     [
         (False, {}, "on the host.*capturable=True"),
-        (True, {"memory": "75%", "swap_state": True, "effort": "quick"}, "lies elsewhere afterwards"),
+        (True, {"memory": "75%", "state": "swap", "effort": "quick"}, "lies elsewhere afterwards"),
     ],
     ids=["a count on the host", "lent state"],
 )

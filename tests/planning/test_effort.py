@@ -14,6 +14,7 @@ from lowtide.planning.planner import Planner
 from lowtide.planning.request import Budget, Effort, sweeps_of
 from lowtide.planning.search_cache import SearchCache
 from lowtide.remat.sweep import Sweep, _SweepSearch
+from tests.chains import equal_blocks, in_order
 from tests.graphs import array, compute
 from tests.planned import plan
 from tests.planning.networks import REQUEST, network
@@ -37,6 +38,14 @@ def test_each_level_holds_the_one_before():
         sweeps_of("much", None)
     with pytest.raises(TypeError, match="expected one of them, got both"):
         sweeps_of("quick", FEW)
+
+
+@pytest.mark.parametrize(("blocks", "inner_bytes", "states"), [(24, 8, 100), (48, 64, 600), (96, 8, 100)])
+def test_little_effort_goes_down_as_far_as_much(blocks, inner_bytes, states):
+    """Though it tries few limits: the last of even steps would be an eighth of the way above what is resident."""
+    problem = equal_blocks(blocks, inner_bytes)
+    little, much = (Sweep(max_states=each).explore([problem], [[in_order(problem)]]).points for each in (states, 6600))
+    assert little[0].peak_bytes == much[0].peak_bytes < much[-1].peak_bytes / 16
 
 
 def test_more_effort_is_never_worse_and_repeats_nothing(monkeypatch):

@@ -1,11 +1,14 @@
 """Rules of the algebra that round: as near to float64 as eager is, and nothing that planning sees unless it is asked for."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lowtide.ir.check.graph_check import check_graph
+from lowtide.ir.text.reader import parse
 from lowtide.rewrite.rewritings import RULES, rewrite, rewritings
 from tests.graph_runs import inference_graph, run, training_graph
 from tests.weighed import Weighed
@@ -56,6 +59,31 @@ def gated(dtype, shape=(64,)):
     )
 
 
+class Scored(nn.Module):
+    """Scores of words that are no multiple of 8: with a bias or without, of a batch of products, between other layers."""
+
+    def __init__(self, dtype, words=37, width=24, batched=False, bias=False):
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(*((3,) if batched else ()), 10, width, dtype=dtype))
+        self.w = nn.Parameter(torch.zeros(*((3,) if batched else ()), words, width, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(words, dtype=dtype)) if bias else None
+
+    def forward(self):
+        x, w = self.x * 1.5, self.w.transpose(-1, -2)
+        scores = x @ w if self.bias is None else torch.addmm(self.bias, x, w)
+        return scores.sigmoid().square()
+
+
+def on_a_gpu(graph):
+    """The graph as it would be captured there; operators that are given a device keep theirs."""
+    return parse(re.sub(r"(  #.*) cpu", r"\1 cuda:0", str(graph)))
+
+
+def scored(dtype, **settings):
+    model = Scored(dtype, **settings)
+    return on_a_gpu(training_graph(model, (), lambda model: model().sum(), lambda model: tuple(p.grad for p in model.parameters())))
+
+
 def convolved(dtype, transposed=False, **settings):
     """A convolution whose weight is fixed, so that the gradient of its input is alone."""
     make = nn.ConvTranspose2d if transposed else nn.Conv2d
@@ -102,7 +130,11 @@ ROUNDED = {"gradients of ELU from results": [exponential], "batch norms folded i
     convolved, lambda dtype: convolved(dtype, stride=2, padding=1), lambda dtype: convolved(dtype, groups=2, dilation=(1, 2)),
     lambda dtype: convolved(dtype, transposed=True, stride=2, output_padding=1),
 ],
-"products added as they are made": [gated, lambda dtype: gated(dtype, (4, 16))]}  # fmt: skip
+"products added as they are made": [gated, lambda dtype: gated(dtype, (4, 16))],
+"products padded to rows that tensor cores read": [
+    scored, lambda dtype: scored(dtype, bias=True), lambda dtype: scored(dtype, batched=True),
+    lambda dtype: scored(dtype, words=40, width=21),
+]}  # fmt: skip
 
 
 def plain_inputs(graph, seed):
