@@ -31,8 +31,8 @@ from lowtide.api.captures import Captures
 from lowtide.base.stages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.laboratory import Laboratory
-from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower
+from lowtide.plan.contents import Decision
 from lowtide.runtime.caller import Caller
 from lowtide.runtime.program import Program
 
@@ -232,23 +232,10 @@ def program_of(model: Any, optimizer: Any) -> Callable[[], Any]:
     training = None if optimizer is None else TrainingProgram(model, loss, optimizer)
     with Laboratory(gradients=training is not None, tries=False) as laboratory:
         captured = Captures(model, training, torch.device("cuda"), Stages(None, False)).programs((), {}, laboratory)[-1]
-    program = Program(lower(_AsCaptured.of(captured.graph)), training is not None, ("cuda",))
+    program = Program(lower(Decision.in_order(captured.graph)), training is not None, ("cuda",))
     view = Caller(model, optimizer).view()
     inputs = [view.read(slot, captured.constants) for slot in captured.slots]
     return lambda: program(inputs)
-
-
-@dataclass(frozen=True)
-class _AsCaptured:
-    """A graph in its own order, nothing in place."""
-
-    graph: Graph
-    order: tuple[int, ...]
-    reuses: tuple[int, ...]
-
-    @classmethod
-    def of(cls, graph: Graph) -> _AsCaptured:
-        return cls(graph, tuple(range(len(graph.nodes))), (-1,) * len(graph.nodes))
 
 
 def summary(found: list[Row]) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def _row(name: str, model: nn.Module, batch: Any, loss: Callable[..., Any], repe
     args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
     call = lambda: step(*args, **kwargs)  # noqa: E731
     call()
-    captured = step._families[0].variants[-1].captured
+    captured = step._lookup.families[0].variants[-1].captured
     premises = Premises(Caller(model, optimizer), EVERYTHING, captured.beside)
 
     few = 3 if name == "gpt2" else max(3, repeats // 10)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowtide.cpu.networks import InOrder
 from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower
+from lowtide.plan.contents import Decision
 from lowtide.runtime.program import Program
 
 
@@ -18,5 +18,5 @@ def runners(graph: Graph) -> Mapping[str, Callable[..., Any]]:
 
 
 def _by_torch(body: Graph) -> Callable[..., Any]:
-    program = Program(lower(InOrder(body)), gradients=False)
+    program = Program(lower(Decision.in_order(body)), gradients=False)
     return lambda *given: program(list(given))

@@ -73,12 +73,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def always_generated() -> Iterator[None]:
     """Kernels are generated where they can be, and run by as many threads as are asked for, however fast that is here and now."""
     from lowtide.cpu import networks
-    from lowtide.cpu.choice import Joins, chosen
     from lowtide.cpu.executable import NetworkCalls
+    from lowtide.cpu.trial import tuned
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "is_faster", lambda *_: True)
-        patch.setattr(networks, "tuned", lambda bare, *_: chosen(bare.stages, bare.body, bare.known, Joins.BEST))
+        patch.setattr(networks, "tuned", lambda staged, most, placing: tuned(staged, 0, placing))
         patch.setattr(networks, "NetworkCalls", partial(NetworkCalls, always=True))
         yield
 

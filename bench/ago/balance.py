@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log10
 
-from lowtide.cpu.partition import LoopWeights, Partition, constant_nodes, from_sets, ordered
 from lowtide.ir.graph import Graph, Node
+from research.fusion.clusters import LoopWeights, Partition, constant_nodes, from_sets, ordered
 
 _TRIVIAL = 20.0  # weighs less: nothing to tune in it
 _BINS = 10

@@ -92,11 +92,11 @@ def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
         import torch
 
         import lowtide
-        from lowtide.cpu import trial as tuned
-        from lowtide.cpu.choice import Joins
+        from bench.ago.blocks import all_legal, none
+        from lowtide.cpu import networks
 
         torch.set_num_threads(threads)
-        tuned.JOINS = Joins[joins]
+        networks.tuned = {"BEST": networks.tuned, "NONE": none, "ALL": all_legal}[joins]
         model, args = case(name).built()
         return _torch(lowtide.optimize(model, args, exact=False), args)
 

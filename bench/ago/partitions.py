@@ -2,8 +2,9 @@
 
     python -m bench.ago.partitions
 
-Beside AGO's Algorithm 1 over operators, and over units as lowtide uses it, stands a rule like Relay's: an operator and the element-wise
-ones that follow it one by one are a subgraph, at most one of them complex; what changes shapes ends one.
+Beside AGO's Algorithm 1 over operators, and over units, each a complex operator with the simple ones around it, stands a rule like
+Relay's. There an operator and the element-wise ones that follow it one by one are a subgraph, at most one of them complex; what changes
+shapes ends one.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from bench.ago.networks import other_cases, paper_cases
 from bench.results import Cell, Results
 from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
-from lowtide.cpu.partition import PAPERS_WEIGHT, Partition, constant_nodes, partition, partition_of_operators
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.row import Fusion
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.shapes.dimension import FIXED
+from research.fusion.clusters import PAPERS_WEIGHT, Partition, constant_nodes, partition, partition_of_operators
 
 COLUMNS = ("network", "rule", "operators", "clusters", "mean", "median", "jain", "trivial", "bins", "seconds")
 _NORM = "aten.native_batch_norm"

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 import lowtide
+from bench.ago.blocks import none
 from bench.ago.networks import case, paper_cases
 from bench.results import Cell, Results, with_kept
 from lowtide.cpu import networks as made
-from lowtide.cpu.choice import Joins, chosen
 from lowtide.cpu.comparison import made_up
 from lowtide.cpu.executable import target
 from lowtide.cpu.network import StagedBody
+from lowtide.cpu.trial import tuned
 from lowtide.ir.bodies import Region, is_region
 
 COLUMNS = ("case", "threads", "windows", "differ", "none_us", "model_us", "measured_us", "measured_to_model")
@@ -50,9 +51,10 @@ def row(name: str, threads: int) -> dict[str, Cell]:
     model, args = case(name).built()
     nodes = lowtide.optimize(model, args, exact=False).plan.graph.nodes
     regions = [Region.of(node) for node in nodes if is_region(node)]
-    modelled = [_chosen(region, Joins.BEST) for region in regions]
+    staged = [StagedBody.of(region.body, region.fixed, target()) for region in regions]
+    modelled = [tuned(each, 0, made.placed) for each in staged]
     choices = {
-        "none": [_chosen(region, Joins.NONE) for region in regions],
+        "none": list(map(none, staged)),
         "model": modelled,
         "measured": [each.joined for each in regions],
     }
@@ -66,11 +68,6 @@ def row(name: str, threads: int) -> dict[str, Cell]:
         **{f"{how}_us": statistics.median(taken) for how, taken in times.items()},
         "measured_to_model": ratio,
     }
-
-
-def _chosen(region: Region, joins: Joins) -> tuple[int, ...]:
-    bare = StagedBody.of(region.body, region.fixed, target())
-    return chosen(bare.stages, bare.body, bare.known, joins)
 
 
 def _run_of(regions: Sequence[Region], numbers: Sequence[tuple[int, ...]]) -> Callable[[], Any]:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.api.home import check_state_is_there
 from lowtide.api.options import Run, Training
 from lowtide.base.messages import warn
 from lowtide.capture.batches import BATCHES
-from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within
+from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within, torch_optimizer
 from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -26,6 +27,20 @@ def _optimizers_within(wrapper: Any) -> str:
     several = [isinstance(vars(wrapper)[name], (list, tuple)) for name in names]
     given = ", ".join(f"{'*' * many}wrapper.{name}" for name, many in zip(names, several, strict=True))
     return f", which holds optimizers: give those (`optimizer=[{given}]`) where its step() does no more than to step them"
+
+
+def checked_optimizer(
+    model: Any, loss: Any, optimizer: Any, training: Training, run: Run, *, varies: bool = False, together: bool = False
+) -> torch.optim.Optimizer | None:
+    """The torch optimizer that is meant, None for inference. Raises TypeError, ValueError and CaptureError for what cannot be captured."""
+    check_arguments(model, loss, optimizer, training)
+    check_scaler(training.scaler, optimizer, run)
+    trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
+    check_swapping(model, trained, run)
+    check_state_on_host(run, trains=trained is not None, varies=varies, together=together)
+    if trained is not None and run.state != "host":
+        check_state_is_there(trained)
+    return trained
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, training: Training) -> None:

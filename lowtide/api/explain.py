@@ -13,17 +13,13 @@ import torch
 from torch import nn
 
 from lowtide.api.arguments import (
-    check_arguments,
     check_memories,
-    check_scaler,
-    check_state_on_host,
-    check_swapping,
+    checked_optimizer,
     device_of,
     lies_on_host,
     warn_of_nowhere_to_swap,
 )
 from lowtide.api.captures import Captures
-from lowtide.api.home import check_state_is_there
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import varying_of
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
@@ -31,7 +27,6 @@ from lowtide.base.garbage import collected_seldom
 from lowtide.base.messages import bytes_text, time_text
 from lowtide.base.stages import Stages, wants_progress
 from lowtide.capture.batches import largest, positional_and_keyword
-from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem
@@ -228,13 +223,7 @@ def explain(
     Raises CaptureError, BatchError and TypeError as `optimize` does; ValueError if `device` is a GPU that is not here and `simulate`
     names none.
     """
-    check_arguments(model, loss, optimizer, training)
-    check_scaler(training.scaler, optimizer, run)
-    trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
-    check_swapping(model, trained, run)
-    check_state_on_host(run, trains=trained is not None, varies=False, together=False)
-    if trained is not None and run.state != "host":
-        check_state_is_there(trained)
+    trained = checked_optimizer(model, loss, optimizer, training, run)
     limit = Limit.of(memory)
     args, kwargs = positional_and_keyword(batch)
     args, kwargs = largest(args, kwargs, varying_of(shapes.dynamic, args, kwargs))

@@ -13,13 +13,13 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 from lowtide.cpu.executable import LoadedNetwork
 from lowtide.errors import BatchError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Slot
-from lowtide.lower.python import WithoutConstants, lower
+from lowtide.lower.python import lower, without_constants
 from lowtide.plan.contents import Decision
 from lowtide.runtime.batch import BatchSpec, NewShapeError, TensorSpecs
 from lowtide.runtime.caller import ChangedError, InputCheck
@@ -29,34 +29,6 @@ from lowtide.runtime.program import Program, undisturbed
 
 UNLIKE = object()  # a call's answer where it has to go the long way, and nothing ran
 Network = Callable[..., Sequence[Any]]
-
-
-class TiedProgram(Protocol):
-    """How a program is tied to the caller's objects."""
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """Of its inputs."""
-
-    @property
-    def result(self) -> Callable[[Sequence[Any]], Any]:
-        """What it returns, of its outputs."""
-
-
-class Runs(Protocol):
-    """A program that was decided about, and is there."""
-
-    @property
-    def decision(self) -> Decision:
-        """What it follows from."""
-
-    @property
-    def program(self) -> Program:
-        """What runs."""
-
-    @property
-    def captured(self) -> TiedProgram:
-        """What it is tied to."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +43,24 @@ class Inference:
     alone: tuple[Network, tuple[int, ...]] | None = None  # where it is one network that reads the batch alone: that, and which leaves
 
     @classmethod
-    def of(cls, runs: Runs, networks: Mapping[str, Network]) -> Inference:
-        """Of a program whose regions these networks run, which have their constants; without any, of the program as it is."""
-        graph, slots, result = runs.decision.graph, runs.captured.slots, runs.captured.result
+    def of(
+        cls, decision: Decision, program: Program, slots: Sequence[Slot], result: Callable[[Sequence[Any]], Any],
+        networks: Mapping[str, Network],
+    ) -> Inference:  # fmt: skip
+        """Of a program whose regions these networks run, which have their constants; without any, of the program as it is.
+
+        `slots` are of its inputs, `result` is what it returns, of its outputs.
+        """
         if not networks:
             given = tuple(range(len(slots)))
-            return cls(runs.program, result, given, _batch_places(slots), InputCheck.of(graph, slots))
-        short = WithoutConstants.of(runs.decision)
-        slots = tuple(slots[at] for at in short.given)
+            return cls(program, result, given, _batch_places(slots), InputCheck.of(decision.graph, slots))
+        short, given = without_constants(decision)
+        slots = tuple(slots[at] for at in given)
         places = _batch_places(slots)
         leaves = _leaves_of_only_region(short.graph, dict(places))
         alone = None if leaves is None else (networks[short.graph.nodes[0].results[0].name], leaves)
-        program = replace(runs.program, source=lower(short), regions=networks)
-        return cls(program, result, short.given, places, InputCheck.of(short.graph, slots), alone)
+        program = replace(program, source=lower(short), regions=networks)
+        return cls(program, result, given, places, InputCheck.of(short.graph, slots), alone)
 
     def kept(self, inputs: Sequence[Any]) -> list[Any]:
         """What it takes of a call's inputs; the batch is not kept."""
@@ -161,11 +138,9 @@ class Frozen:
     model's own. If nobody else holds the model, its memory is free. The first call returns that memory to the system.
     """
 
-    def __init__(self, runs: Runs, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, LoadedNetwork]) -> None:
-        self._batch, self._networks = batch, networks
-        self._specs = batch.specs
-        self._inference = Inference.of(runs, networks)
-        self._kept = self._inference.kept(inputs)
+    def __init__(self, inference: Inference, batch: BatchSpec, inputs: Sequence[Any], networks: Mapping[str, LoadedNetwork]) -> None:
+        self._inference, self._batch, self._networks = inference, batch, networks
+        self._specs, self._kept = batch.specs, inference.kept(inputs)
         self._run: Callable[[Sequence[Any]], Any] = self._first
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowtide.api import archive
 from lowtide.api.archive import Result, result_of
-from lowtide.api.frozen import Frozen
+from lowtide.api.frozen import Frozen, Inference
 from lowtide.api.saved_check import check
 from lowtide.base import fields
 from lowtide.cpu.executable import LoadedNetwork, loaded_region, placing_as
@@ -23,7 +23,8 @@ from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Slot, Value
 from lowtide.ir.text.graph_text import parse
 from lowtide.lower.interpreter import looked_at, watched
-from lowtide.lower.python import WithoutConstants
+from lowtide.lower.python import without_constants
+from lowtide.plan.contents import Decision
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
@@ -55,34 +56,10 @@ def _on_cpu() -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
-class _Tied:
-    slots: tuple[Slot, ...]
-    result: Result
-
-
-@dataclass(frozen=True)
-class _Decision:
-    """The order of a graph, of which nothing works in place."""
-
-    graph: Graph
-    order: tuple[int, ...]
-    reuses: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What a frozen function runs."""
-
-    decision: _Decision
-    program: Program
-    captured: _Tied
-
-
-@dataclass(frozen=True)
 class _Read:
     """What a file says, checked."""
 
-    decision: _Decision
+    decision: Decision
     slots: tuple[Slot, ...]
     batch: BatchSpec
     result: Result
@@ -105,7 +82,7 @@ class _Read:
         inputs = [(leaves if slot.table == "batch" else tensors)[int(slot.path[0])] for slot in slots]
         for value, tensor in zip(graph.inputs, inputs, strict=True):
             looked_at(value, tensor)
-        decision = _Decision(graph, tuple(order), (-1,) * len(graph.nodes))
+        decision = Decision.in_order(graph, order)
         result = result_of(contents.get("result"), len(graph.outputs))
         return cls(decision, slots, batch, result, inputs, _offsets(contents.get("offsets"), sum(map(is_region, graph.nodes))))
 
@@ -116,12 +93,12 @@ def _loaded(read: _Read) -> Frozen:
     regions = [Region.of(node) for node in graph.nodes if is_region(node)]
     placings = [placing_as(offsets) for offsets in read.offsets]
     networks = {each.node.results[0].name: _held(each, given, placing) for each, placing in zip(regions, placings, strict=True)}
-    short = WithoutConstants.of(read.decision)
-    inputs = _own(read.inputs, short.given)
+    short, wanted = without_constants(read.decision)
+    inputs = _own(read.inputs, wanted)
     if any(not is_region(node) for node in graph.nodes):  # what torch makes is looked at once
-        watched(short.graph, [inputs[at] for at in short.given], read.decision.order, networks)
+        watched(short.graph, [inputs[at] for at in wanted], read.decision.order, networks)
     settings = Program("step = None", gradients=False)  # whose source is another's
-    return Frozen(_Loaded(read.decision, settings, _Tied(read.slots, read.result)), read.batch, inputs, networks)
+    return Frozen(Inference.of(read.decision, settings, read.slots, read.result, networks), read.batch, inputs, networks)
 
 
 def _held(region: Region, given: dict[Value, Any], placing: Placing) -> LoadedNetwork:

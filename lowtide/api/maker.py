@@ -26,6 +26,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.shapes.dimension import Varying
 from lowtide.plan.cost_report import GeneratedRegion, Kernel
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
@@ -153,18 +154,23 @@ class StepMaker:
 
     @collected_seldom()
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[StepMaker, Family]:
-        """The same programs planned under another limit, and the maker that goes on with that; what was searched for them is kept.
-
-        `sweeps` is how far to look, as far as this maker does where left out.
-        """
-        stages = replace(self.stages, seconds={})
-        capturing, machine = replace(self.capturing, stages=stages), replace(self.machine, stages=stages)
-        other = StepMaker(capturing, machine, replace(self.settings, limit=limit, sweeps=sweeps or self.settings.sweeps), None, stages)
+        """The same programs planned under another limit, and the maker that goes on with that; what was searched for them is kept."""
+        other = self.under(limit, sweeps)
         if not all(program.answers(limit) for program in family.programs):
-            with machine.laboratory(capturing.trains) as laboratory:
+            with other.machine.laboratory(self.capturing.trains) as laboratory:
                 programs = self.peers.together(lambda: other._programs([each.captured for each in family.programs], laboratory))
             family = Family(programs, family.premises, _planner(programs))
         return other, other._planned(family)
+
+    def under(self, limit: Limit, sweeps: tuple[Sweep, ...]) -> StepMaker:
+        """The maker that goes on under another limit. `sweeps` is how far to look, as far as this one does where empty."""
+        stages = replace(self.stages, seconds={})
+        capturing, machine = replace(self.capturing, stages=stages), replace(self.machine, stages=stages)
+        return StepMaker(capturing, machine, replace(self.settings, limit=limit, sweeps=sweeps or self.settings.sweeps), None, stages)
+
+    def for_range(self, varying: Varying) -> StepMaker:
+        """The maker that captures for batches whose dimensions are these."""
+        return replace(self, capturing=replace(self.capturing, varying=varying))
 
     def difference(self, captured: CapturedStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bool]:
         """What the program does otherwise now than when it was captured, in words, "" where that is nothing; and whether it counts."""

@@ -11,12 +11,9 @@ from torch import nn
 
 from lowtide.api.arena import StepArena
 from lowtide.api.arguments import (
-    check_arguments,
     check_kernels,
     check_memories,
-    check_scaler,
-    check_state_on_host,
-    check_swapping,
+    checked_optimizer,
     device_of,
     lies_on_host,
     warn_of_gradients_let_go,
@@ -24,7 +21,6 @@ from lowtide.api.arguments import (
 )
 from lowtide.api.captures import Captures
 from lowtide.api.graphs import GraphWish
-from lowtide.api.home import check_state_is_there
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
@@ -36,7 +32,7 @@ from lowtide.base.files import read_utf8
 from lowtide.base.messages import bytes_text
 from lowtide.base.stages import Stages, wants_progress
 from lowtide.capture.batches import positional_and_keyword
-from lowtide.capture.optimizers.wrappers import counters_of, torch_optimizer
+from lowtide.capture.optimizers.wrappers import counters_of
 from lowtide.capture.program import TrainingProgram
 from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
@@ -146,17 +142,12 @@ def optimize(
     if not isinstance(exact, bool):
         raise TypeError(f"exact: expected True or False, got {exact!r}")
     dynamic, options = shapes.dynamic, training
+    varies, together = dynamic is not None, parallel.group is not None
     group_setup = ProcessGroupSetup.of(
-        model, parallel.group, parallel.shard, trains=loss is not None, varies=dynamic is not None, policy=shapes.on_new_shape
+        model, parallel.group, parallel.shard, trains=loss is not None, varies=varies, policy=shapes.on_new_shape
     )
     model = group_setup.model
-    check_arguments(model, loss, optimizer, training)
-    check_scaler(training.scaler, optimizer, run)
-    trained: torch.optim.Optimizer | None = torch_optimizer(optimizer)
-    check_swapping(model, trained, run)
-    check_state_on_host(run, trains=trained is not None, varies=dynamic is not None, together=parallel.group is not None)
-    if trained is not None and run.state != "host":
-        check_state_is_there(trained)
+    trained = checked_optimizer(model, loss, optimizer, training, run, varies=varies, together=together)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)
@@ -169,7 +160,7 @@ def optimize(
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     machine = planning.machine
     target = device_of(model, planning.device, machine)
-    check_memories(limit, target, machine, swap=run.swap, varies=dynamic is not None)
+    check_memories(limit, target, machine, swap=run.swap, varies=varies)
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:
@@ -182,8 +173,8 @@ def optimize(
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
-    check_kernels(run.kernels, exact, varies=dynamic is not None, tries=tries and not obstacle)
-    wish = GraphWish("never" if obstacle else run.graph, target, dynamic is not None, group_setup.peers.several)
+    check_kernels(run.kernels, exact, varies=varies, tries=tries and not obstacle)
+    wish = GraphWish("never" if obstacle else run.graph, target, varies, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
     settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
@@ -193,7 +184,7 @@ def optimize(
     here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])
     of_shapes = StepMaker(capturing, here, settings, None if saved is None else SavedStep(saved), stages)
     guessing = RangeMaker.guessing(of_shapes, seen, args, kwargs) if seen else None
-    maker = RangeMaker(of_shapes, varying, (args, kwargs), ranged) if varying else guessing or of_shapes
+    maker = RangeMaker(of_shapes, (args, kwargs), ranged) if varying else guessing or of_shapes
     with group_setup.sharded_during_capture(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
     if trained is not None:

@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from lowtide.api import policies
 from lowtide.api.notation import AUTO
 from lowtide.api.processes import SHARDS
 from lowtide.base.stages import Callback
@@ -89,7 +88,7 @@ class Shapes:
         if self.dynamic != AUTO and self.batches:
             raise TypeError(f'batches: expected them with dynamic="auto" alone, which takes ranges from them; got dynamic={self.dynamic!r}')
         if self.on_new_shape is not None:
-            _word("on_new_shape", self.on_new_shape, policies.ON_NEW_SHAPE, " or None")
+            _word("on_new_shape", self.on_new_shape, ON_NEW_SHAPE, " or None")
 
 
 @dataclass(frozen=True)
@@ -226,13 +225,15 @@ class Run:
         _word("kernels", self.kernels, KERNELS)
         _word("arena", self.arena, ARENAS)
         _word("graph", self.graph, GRAPHS)
-        _word("check", self.check, policies.CHECKS)
+        _word("check", self.check, CHECKS)
         _flag("swap", self.swap)
         _word("state", self.state, PLACES_OF_STATE)
         if self.state != "device" and not self.swap:
             raise ValueError(f'state: expected "device" where nothing is swapped (swap=False), got "{self.state}"')
 
 
+CHECKS = ("auto", "always", "never")
+ON_NEW_SHAPE = ("extend", "eager", "error")
 PLACES_OF_STATE = ("device", "swap", "host")
 KERNELS = ("auto", "eager", "compiled")
 ARENAS = ("limit", "always", "auto", "never")

@@ -13,7 +13,6 @@ from torch import nn
 from lowtide.api.arguments import detached
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen, shapes_of
-from lowtide.api.policies import StepsByShape
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
@@ -91,27 +90,29 @@ def change_of_kind(now: View, variants: Iterable[Variant]) -> str:
 S = TypeVar("S")
 Make: TypeAlias = "Callable[[StepMaker | RangeMaker, BatchSpec, Family], S]"
 _MOST_RANGED = 4096  # shapes of a range whose steps are kept
+MOST_SHAPES = 32  # out of a range whose steps are kept; of more, that one goes which was not met for longest
+_MANY = 4
+_REMEDY = "pad or bucket batches so that few shapes are left (a loader with drop_last=True gives one size of batches)"
 
 
 class OtherShapes(Generic[S]):
     """Finds and makes them, each by `make`, on the objects that a step works on.
 
-    policy: what becomes of a shape out of the range, as `StepsByShape` has it. seen: the shapes from which ranges are guessed, as other
-        batches come; none where nothing is guessed. limited: the caller's own loop would not do what is asked for.
+    policy: what becomes of a shape out of the range. "extend" makes a step for each, "eager" runs the caller's loop, "error" refuses.
+        None makes one, for the tail of an epoch, and then runs the caller's loop with a warning; if `limited`, it makes a step for each.
+    seen: the shapes from which ranges are guessed, as other batches come; none where nothing is guessed.
+    limited: the caller's own loop would not do what is asked for.
     """
 
     def __init__(self, maker: StepMaker | RangeMaker, policy: str | None, seen: Sequence[Seen], *, training: bool, make: Make[S]) -> None:
-        self._maker, self._training, self._make = maker, training, make
+        self._maker, self.policy, self._training, self._make = maker, policy, training, make
         self.range = maker if isinstance(maker, RangeMaker) else None
         self.seen = list(seen)
         self.limited = maker.settings.limit.is_limit or maker.saved is not None or maker.capturing.peers.several
-        self._apart = StepsByShape[S](policy, limited=self.limited)
         self._ranged: OrderedDict[BatchShape, S] = OrderedDict()
-
-    @property
-    def policy(self) -> str | None:
-        """What becomes of a shape out of the range."""
-        return self._apart.policy
+        self._apart: OrderedDict[BatchShape, S] = OrderedDict()
+        self._count = 0  # that were ever made apart
+        self._warned = False
 
     def known(self, shape_of_batch: Callable[[], BatchShape]) -> S | None:
         """The step for a shape of the range that was met before."""
@@ -126,7 +127,7 @@ class OtherShapes(Generic[S]):
             if (steps := self._of_range(error, newest, args, kwargs)) is not None:
                 return steps
             beyond = error if self.range is None else error.beyond(self.range.extents)
-            return self._apart.find(beyond, lambda: self._for_shape(newest, args, kwargs))
+            return self._step_apart(error, newest, args, kwargs) if self._is_captured(beyond) else None
         except CaptureError as refusal:
             if self.limited or refusal.__cause__ is None or isinstance(refusal.__cause__, LowtideError):
                 raise
@@ -136,7 +137,38 @@ class OtherShapes(Generic[S]):
     def step_for(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
         """The step for a batch of another shape, whatever the policy says."""
         steps = self._of_range(error, newest, args, kwargs)
-        return self._apart.step_for(error, lambda: self._for_shape(newest, args, kwargs)) if steps is None else steps
+        return self._step_apart(error, newest, args, kwargs) if steps is None else steps
+
+    def _is_captured(self, error: NewShapeError) -> bool:
+        """Whether a shape out of the range gets a step; else the caller's own loop runs. Raises the error where it is refused."""
+        if error.shape in self._apart:
+            return True
+        if self.policy == "error":  # another one, as those who hold this one are in its traceback: a circle, and the model within
+            raise NewShapeError(str(error), error.difference, error.shape, restructured=error.restructured)
+        if self.policy == "extend" or (self.policy is None and (self.limited or not self._count)):
+            return True
+        if self.policy is None and not self._warned:
+            self._warned = True
+            warn(
+                f"{error.difference}; a second new shape is run as the loop would run it, without lowtide: {_REMEDY}, or pass "
+                'shapes=lowtide.Shapes(on_new_shape="extend") to have each shape captured, "eager" to be content with this'
+            )
+        return False
+
+    def _step_apart(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
+        """The step for a shape out of the range, within the same bytes."""
+        if error.shape in self._apart:
+            self._apart.move_to_end(error.shape)
+            return self._apart[error.shape]
+        maker = self._maker.for_other_shapes(newest)
+        step = self._make(maker, self._spec(args, kwargs), captured(maker, args, kwargs, own=self.limited))
+        self._count += 1  # not before: where that fails, all is as it was
+        self._apart[error.shape] = step
+        if len(self._apart) > MOST_SHAPES:
+            self._apart.popitem(last=False)
+        if self._count == _MANY:
+            warn(f"lowtide has captured the step for {_MANY} further shapes of batches: {_REMEDY}")
+        return step
 
     def _of_range(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
         """The step for a batch of the range; None where it is none."""
@@ -172,11 +204,6 @@ class OtherShapes(Generic[S]):
             return False
         self.seen, self.range = seen, guess
         return True
-
-    def _for_shape(self, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S:
-        """A step for batches like this one, within the same bytes."""
-        maker = self._maker.for_other_shapes(newest)
-        return self._make(maker, self._spec(args, kwargs), captured(maker, args, kwargs, own=self.limited))
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchSpec:
         return BatchSpec.of(args, kwargs, self._maker.capturing.device, self._training)

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import torch
-
 from lowtide.api.captures import Captures
 from lowtide.api.maker import Family, PlanningSettings, StepMaker
 from lowtide.api.notation import Seen, fixed_beside, guessed, shapes_of
@@ -71,10 +69,9 @@ class RangeMaker:
 
     saved: Plan | None = None  # a plan of one shape is for no range
 
-    def __init__(self, maker: StepMaker, varying: Varying, example: Batch, saved: WrittenRange | None = None) -> None:
-        """`saved` is what was planned for this range earlier."""
-        self._saved = saved
-        self._maker, self._varying, self._shapes = maker, varying, shapes_of(*example)
+    def __init__(self, maker: StepMaker, example: Batch, saved: WrittenRange | None = None) -> None:
+        """`maker` captures for the range. `saved` is what was planned for it earlier."""
+        self._maker, self._saved, self._shapes = maker, saved, shapes_of(*example)
         self._example: Batch | None = example  # until the range is captured: a step holds on to no batch
         self._served: list[LimitedRange] = []  # newest first
 
@@ -98,9 +95,11 @@ class RangeMaker:
     def guessing(cls, maker: StepMaker, seen: Sequence[Seen], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RangeMaker | None:
         """A maker for the range that batches of these shapes show, with the latest of them; None where they show none."""
         varying = guessed(seen, [leaf.where for leaf in tree.flatten((args, kwargs))[0]])
-        if not varying:
-            return None
-        return cls(replace(maker, capturing=replace(maker.capturing, varying=varying)), varying, (args, kwargs))
+        return cls(maker.for_range(varying), (args, kwargs)) if varying else None
+
+    @property
+    def _varying(self) -> Varying:
+        return self.capturing.varying
 
     @property
     def lines(self) -> list[str]:
@@ -117,11 +116,11 @@ class RangeMaker:
 
         Raises ShapeError where it breaks a tie.
         """
-        leaves = _leaves(args, kwargs)
-        shapes = _shapes(leaves)
-        if not self._varying.is_elsewhere_alike(shapes, self._shapes) or not self._varying.has(shapes):
+        shapes, varying = shapes_of(args, kwargs), self._varying
+        if not varying.is_elsewhere_alike(shapes, self._shapes) or not varying.has(shapes):
             return False
-        return all(is_dense(leaves[axis.leaf]) for axis in self._varying.axes)
+        leaves = _leaves(args, kwargs)
+        return all(is_dense(leaves[axis.leaf]) for axis in varying.axes)
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, as_saved: bool = False) -> RangeFamily:
         """The programs for a batch's shape and the caller's objects as they are now. Raises BudgetError where the shape does not fit."""
@@ -130,8 +129,7 @@ class RangeMaker:
                 compile_ahead(self.settings.solver, limited=self.settings.limit.is_limit)
             self._begin(*self._example)
             self._example = None
-        leaves = _leaves(args, kwargs)
-        point = self._varying.point(_shapes(leaves))
+        leaves, point = _leaves(args, kwargs), self._varying.point(shapes_of(args, kwargs))
         for served in self._served:
             if served.region.takes(point, leaves) and served.region.premises.holds():
                 family = _family(served, point)
@@ -145,8 +143,7 @@ class RangeMaker:
         For a shape that is met: a step looks itself whether a program is for all else that the caller holds, and asks `make` where none
         is. None where nothing is known. Raises BudgetError where the shape does not fit.
         """
-        leaves = _leaves(args, kwargs)
-        point = self._varying.point(_shapes(leaves))
+        leaves, point = _leaves(args, kwargs), self._varying.point(shapes_of(args, kwargs))
         there = [served for served in self._served if served.region.takes(point, leaves)]
         if len(there) > 1:
             there = [served for served in there if served.region.premises.holds()]
@@ -155,25 +152,17 @@ class RangeMaker:
     def at(self, limit: Limit, family: Family, sweeps: tuple[Sweep, ...] = ()) -> tuple[RangeMaker, RangeFamily]:
         """The same under another limit, for the shape of a family's batches; what was captured and searched is kept."""
         assert isinstance(family, RangeFamily), "a step for a range has such families"
-        stages = replace(self.stages, seconds={})
-        maker = replace(
-            self._maker,
-            capturing=replace(self.capturing, stages=stages),
-            machine=replace(self._maker.machine, stages=stages),
-            settings=replace(self.settings, limit=limit, sweeps=sweeps or self.settings.sweeps),
-            stages=stages,
-        )
         other = copy.copy(self)
-        other._maker, other._served = maker, []
+        other._maker, other._served = self._maker.under(limit, sweeps), []
         for served in reversed(self._served):  # the oldest has the largest shapes, of which a share counts
-            timed = limit.is_limit and served.region.timed(maker.machine, self.capturing.trains, exact=self.settings.exact)
+            timed = limit.is_limit and served.region.timed(other.machine, self.capturing.trains, exact=self.settings.exact)
             other._plan(timed or served.region)
         served = next(each for each in other._served if each.region.captured is family.captured)
         return other, _family(served, family.point)
 
     def for_other_shapes(self, family: Family) -> StepMaker:
         """The maker for batches out of the range, within as many bytes."""
-        return replace(self._maker, capturing=replace(self.capturing, varying=FIXED))
+        return self._maker.for_range(FIXED)
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture and plan for the largest shapes."""
@@ -206,14 +195,14 @@ class RangeMaker:
         if self._take_steps(traced):
             with suppress(CaptureError):
                 return self._traced(*largest(args, kwargs, self._varying), laboratory)
+        before = self._maker
         for dimensions in _ended(traced, self._varying.dimensions):
-            before, self._varying = self._varying, replace(self._varying, dimensions=dimensions)
-            self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
+            self._maker = before.for_range(replace(before.capturing.varying, dimensions=dimensions))
             with suppress(CaptureError):
                 programs = self._traced(*largest(args, kwargs, self._varying), laboratory)
-                _tell_ends(before.dimensions, dimensions, traced)
+                _tell_ends(before.capturing.varying.dimensions, dimensions, traced)
                 return programs
-            self._varying = before
+        self._maker = before
         raise error from error.__cause__
 
     def _take_steps(self, traced: TracedPrograms) -> bool:
@@ -227,8 +216,7 @@ class RangeMaker:
                     f"dimension {after.extent_name}: the range is {after.extents}, as the program rests on {what_on(traced.captured)}; a "
                     f"batch in between is one out of the range. {entry} in `dynamic` says so"
                 )
-        self._varying = replace(self._varying, dimensions=stepped)
-        self._maker = replace(self._maker, capturing=replace(self.capturing, varying=self._varying))
+        self._maker = self._maker.for_range(replace(self._varying, dimensions=stepped))
         return stepped != dimensions
 
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LimitedRange:
@@ -242,7 +230,7 @@ class RangeMaker:
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
         captured, premises = self.capturing.as_it_is(args, kwargs, laboratory)
-        return TracedPrograms(captured, premises, self._varying.point(_shapes(_leaves(args, kwargs))))
+        return TracedPrograms(captured, premises, self._varying.point(shapes_of(args, kwargs)))
 
     def _region(self, traced: TracedPrograms, laboratory: Laboratory) -> RangePart:
         part = narrowed(traced.captured, traced.point)
@@ -322,7 +310,3 @@ def _family(served: LimitedRange, point: Mapping[str, int], state_entries: int |
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [leaf.value for leaf in tree.flatten((args, kwargs))[0]]
-
-
-def _shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
-    return [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]

@@ -204,7 +204,7 @@ class LimitedRange:
         family = self.families[which]
         if key not in self._compiled:
             captured, premises = self.region.captured[which], self.region.premises
-            self._compiled[key] = Variant.of(captured, member, premises, self.trains, partial(family.plan, point))
+            self._compiled[key] = Variant.of(captured, member.decision, premises, self.trains, partial(family.plan, point))
         compiled = self._compiled[key]
 
         def number(size: Size) -> int:

@@ -25,7 +25,8 @@ from lowtide.runtime.batch import BatchSpec
 def freeze(variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> Frozen:
     """A variant on what it ran on last. Raises StepError for one that cannot be frozen."""
     check_can_be_frozen(variant)
-    return Frozen(variant, batch, inputs, {name: network.frozen() for name, network in variant.networks.items()})
+    networks = {name: network.frozen() for name, network in variant.networks.items()}
+    return Frozen(variant.inference_by(networks), batch, inputs, networks)
 
 
 def check_can_be_frozen(variant: Variant) -> None:

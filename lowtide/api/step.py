@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from lowtide.api.arena import ArenaReport
 from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
-from lowtide.api.home import fetch, refuse_steps_without_state, send_home
+from lowtide.api.home import fetch, refuse_steps_without_state
+from lowtide.api.lookup import Lookup
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen
-from lowtide.api.other_shapes import OtherShapes, captured, change_of_kind, read_unlike, run_eagerly
-from lowtide.api.policies import Recaptures, SecondLook
+from lowtide.api.other_shapes import OtherShapes, run_eagerly
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.save import freeze, save
 from lowtide.api.step_memory import NewMemory, StepMemory
@@ -26,9 +26,6 @@ from lowtide.api.variant import Variant
 from lowtide.api.verify import MeasuredStep, Verification, verified
 from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
-from lowtide.capture.batches import can_stand_in
-from lowtide.capture.care.turns import turn
-from lowtide.capture.data.facts import Facts
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
 from lowtide.plan.cost_report import FrontierPoint
@@ -37,8 +34,8 @@ from lowtide.plan.summary import one_line
 from lowtide.planning.request import Limit, MemoryLimits, sweeps_of
 from lowtide.report import save as save_report
 from lowtide.report import svg
-from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
-from lowtide.runtime.caller import ChangedError, View
+from lowtide.runtime.batch import BatchSpec, NewShapeError, shape_of
+from lowtide.runtime.caller import View
 from lowtide.runtime.graphs.steps import GraphReport, StepGraphs
 from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
@@ -47,14 +44,6 @@ if TYPE_CHECKING:
     from lowtide.api.checkpoint import Trained
 
 T = TypeVar("T")
-_UNSEEN = (
-    "lowtide has not seen what it reads there change, so calls since may have been of the old program. It is captured anew; "
-    'hand it over as a tensor of the batch, or in an attribute of an object (Run(check="always") looks at each call)'
-)
-_COUNTS = (
-    "a captured step would not count on: from here on steps run as the loop would run them, without lowtide; count outside of the step"
-)
-_MOST_EARLIER = 40  # captures that are remembered
 _TRAINS = "step.measure trains: parameters and optimizer state are now one step further, as after any call of the step"
 
 
@@ -79,24 +68,18 @@ class Step:
         check: str = "auto",
     ) -> None:
         """`memory` makes the step's own. `seen` are the shapes from which ranges are guessed, as other batches come; or none."""
-        self._maker, self._batch, self._obstacle, self._new_memory = maker, batch, obstacle, memory
+        self._maker, self._obstacle, self._new_memory = maker, obstacle, memory
         self._caller, self._peers = maker.capturing.caller, maker.capturing.peers
         program = maker.capturing.program
         self._between_steps = program is not None and program.between_steps
         if self._between_steps and self._caller.optimizer is not None and not obstacle:
             refuse_steps_without_state(self._caller.optimizer)
         self._memory = memory(maker.stages, maker.settings.limit.is_limit)
-        self._families = [family]  # newest first
-        self._current = family.variants[-1]
-        self._recaptures = Recaptures()
-        self._measured: MeasuredStep | None = None
+        self._measured: tuple[Variant, MeasuredStep] | None = None
         self._others = OtherShapes[Step](
             maker, on_new_shape, seen, training=batch.training, make=partial(_on_same, obstacle, self._memory, check)
         )
-        self._policy, self._checks = check, dict[int, SecondLook]()  # by family
-        self._check = self._check_of(family)  # of the family that runs
-        self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
-        self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
+        self._lookup = Lookup(maker, batch, family, check, obstacle, limited=self._others.limited)
         self._again: RepeatedCalls | None = None  # calls like the last one
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
@@ -104,10 +87,11 @@ class Step:
     def plan(self) -> Plan:
         """The plan that most steps run. The first step of most optimizers, which makes their state, has one of its own."""
         limited_elsewhere = bool(self._obstacle and self._maker.settings.limit.is_limit)
-        plan = self._memory.on_device(self._families[0].variants[-1].plan, is_planned_only=limited_elsewhere)
-        if self._measured is None:
+        plan = self._memory.on_device(self._lookup.main.plan, is_planned_only=limited_elsewhere)
+        if self._measured is None or self._measured[0] is not self._lookup.main:
             return dataclasses.replace(plan, measured_peak_bytes=None, measured_pinned_bytes=None)
-        return dataclasses.replace(plan, measured_peak_bytes=self._measured.peak_bytes, measured_pinned_bytes=self._measured.pinned_bytes)
+        measured = self._measured[1]
+        return dataclasses.replace(plan, measured_peak_bytes=measured.peak_bytes, measured_pinned_bytes=measured.pinned_bytes)
 
     @property
     def frontier(self) -> tuple[FrontierPoint, ...]:
@@ -135,8 +119,9 @@ class Step:
         limit, machine = Limit.of(memory, latency), self._maker.machine
         varies = self._others.range is not None
         check_memories(limit, self._maker.capturing.device, machine.simulated, swap=machine.swap, varies=varies)
-        maker, family = self._maker.at(limit, self._families[0], sweeps)
-        return Step(maker, self._batch, family, self._obstacle, self._new_memory, self._others.policy, self._others.seen, self._policy)
+        maker, family = self._maker.at(limit, self._lookup.families[0], sweeps)
+        others, lookup = self._others, self._lookup
+        return Step(maker, lookup.batch, family, self._obstacle, self._new_memory, others.policy, others.seen, lookup.check_policy)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for batches of this one's shape, which is captured now where it is new: what it promises is known before it runs.
@@ -144,14 +129,14 @@ class Step:
         A limit in bytes holds for it as well; a share is of eager's peak for the batch given to `optimize`. Raises as a call does.
         """
         try:
-            self._batch.leaves_of(args, kwargs, self._maker.capturing.device)
+            self._lookup.batch.leaves_of(args, kwargs, self._maker.capturing.device)
         except NewShapeError as error:
             return self._made_for(error, args, kwargs).plan
         return self.plan
 
     @property
     def source(self) -> str:
-        return self._families[0].variants[-1].program.source
+        return self._lookup.main.program.source
 
     @property
     def arena(self) -> ArenaReport | None:
@@ -161,7 +146,7 @@ class Step:
     @property
     def graph(self) -> GraphReport | None:
         """What became of calls where the step may be a CUDA graph (`Run(graph=...)`); None where it was not asked for."""
-        return self._memory.graph_report(self._families[0].variants[-1])
+        return self._memory.graph_report(self._lookup.main)
 
     def empty_arena(self) -> None:
         """Give the memory of the arena and of CUDA graphs back until the next call, as torch.cuda.empty_cache does.
@@ -189,7 +174,7 @@ class Step:
             return self._made_for(error, args, kwargs)._for_good(make, args, kwargs)
         self._again = None
         self._caller.end_step(self._run(variant, inputs, now, self._memory.graphs)[1])
-        return make(variant, self._batch, inputs)
+        return make(variant, self._lookup.batch, inputs)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write what runs, for people and for other tools, as the path ends.
@@ -258,43 +243,36 @@ class Step:
         what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
         """
         again = self._again  # which another thread may set
-        if again is not None and not self._check.comes:
+        if again is not None and not self._lookup.check.comes:
             began = time.perf_counter()
             if (outcome := again(args, kwargs)) is not UNLIKE:
-                self._check.ran(time.perf_counter() - began)
+                self._lookup.check.ran(time.perf_counter() - began)
                 return outcome
         self._again = None  # whatever becomes of this call, networks may have other constants behind it
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)
         try:
-            with self._turn():
-                prepared = self._prepared(args, kwargs, always=self._others.limited)
+            prepared = self._lookup.prepared(args, kwargs, always=self._others.limited)
         except NewShapeError as error:
             reshaped = error.with_traceback(None)
         else:
             if prepared is None:
-                self.empty_arena()
-                self.fetch_state()
-                return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs, begun=True)
+                return self._run_eagerly(args, kwargs, begun=True)
             variant, inputs, now = prepared
             began = time.perf_counter()
             result, stepped = self._run(variant, inputs, now, self._memory.graphs)
-            self._check.ran(time.perf_counter() - began)
+            self._lookup.check.ran(time.perf_counter() - began)
             self._caller.end_step(stepped)
             self._again = self._like_this(variant, inputs)
             return result
         if self._obstacle:
             raise StepError(self._obstacle)
         try:
-            other = self._others.find(reshaped, self._families[0], args, kwargs)
+            other = self._others.find(reshaped, self._lookup.families[0], args, kwargs)
         finally:
             del reshaped  # or what it is raised with holds this frame, which holds it: a circle, and the model within
-        if other is None:
-            self.empty_arena()
-            self.fetch_state()
-            return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs)
-        return other(*args, **kwargs)
+        return self._run_eagerly(args, kwargs) if other is None else other(*args, **kwargs)
 
     def measure(self, *args: Any, **kwargs: Any) -> MeasuredStep:
         """Run once under the profiler: the peak in bytes as the allocator counts them, with what is resident, as the plan promises it.
@@ -306,7 +284,7 @@ class Step:
             variant, inputs, now = self._prepare(args, kwargs)
         except NewShapeError as error:
             return self._made_for(error, args, kwargs).measure(*args, **kwargs)
-        if variant is not self._families[0].variants[-1]:
+        if variant is not self._lookup.main:
             raise StepError("the first step of this optimizer makes its state, unlike the later ones: call the step once, then measure")
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
         done: list[tuple[Any, bool]] = []  # holds the result, as a caller would
@@ -316,9 +294,10 @@ class Step:
         taken = measure_memory(lambda: done.append(self._run(variant, inputs, now, graphs=None)), device)
         resident_bytes = variant.plan.resident_bytes
         pinned_bytes = 0 if variant.program.host is None else variant.program.host.taken_bytes
-        self._measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes, pinned_bytes)
+        measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes, pinned_bytes)
+        self._measured = variant, measured
         self._caller.end_step(done[-1][1])
-        return self._measured
+        return measured
 
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
         """How far this step's results and gradients are from eager's on a batch, beside how far eager's are from float64's.
@@ -330,18 +309,18 @@ class Step:
         if self._peers.several:
             raise StepError("verify: a step of several processes has no eager run in one of them to be compared with")
         try:
-            leaves = self._batch.leaves_of(args, kwargs)
+            leaves = self._lookup.batch.leaves_of(args, kwargs)
         except NewShapeError as error:
             return self._made_for(error, args, kwargs).verify(*args, **kwargs)
         if self._obstacle:
             raise StepError(self._obstacle)
-        chosen = self._find(self._caller.view(leaves))
+        chosen = self._lookup.find(self._caller.view(leaves))
         if not isinstance(chosen, tuple):
             raise StepError(f"verify: the step is to be captured anew first, as its next call does: {chosen or 'for data of another kind'}")
         return verified(*chosen)
 
     def __repr__(self) -> str:
-        what = "training" if self._families[0].variants[-1].program.gradients else "inference"
+        what = "training" if self._lookup.main.program.gradients else "inference"
         return f"Step({what}, {one_line(self.plan)})"
 
     def _repr_html_(self) -> str:
@@ -362,13 +341,19 @@ class Step:
         in_shards = program is not None and program.ranks is not None and bool(program.ranks.shard)
         return Trained(self._caller.model, self._caller.optimizer, self._peers, in_shards)
 
+    def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, begun: bool = False) -> Any:
+        """The caller's own loop, which has its memory and state to itself."""
+        self.empty_arena()
+        self.fetch_state()
+        return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs, begun=begun)
+
     def _run(self, variant: Variant, inputs: Sequence[Any], now: View, graphs: StepGraphs | None) -> tuple[Any, bool]:
         with self._peers.in_step():
             return variant.run(inputs, now, self._memory.arena, graphs)
 
     def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""
-        specs, caller = self._batch.specs, self._caller
+        specs, caller = self._lookup.batch.specs, self._caller
         own = self._memory.arena is not None or self._memory.has_graphs
         if specs is None or own or self._peers.several or caller.optimizer is not None or caller.counters:
             return None
@@ -376,143 +361,13 @@ class Step:
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
-        return self._others.step_for(error, self._families[0], args, kwargs)
+        return self._others.step_for(error, self._lookup.families[0], args, kwargs)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
         """The program for a call, captured now where there is none."""
-        with self._turn():
-            prepared = self._prepared(args, kwargs, always=True)
+        prepared = self._lookup.prepared(args, kwargs, always=True)
         assert prepared is not None, "it is captured in any case"
         return prepared
-
-    def _turn(self) -> AbstractContextManager[object]:
-        """While this lasts what the caller holds is what it is. Processes wait for one another, each of them for one step alone."""
-        return nullcontext() if self._peers.several else turn()
-
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> tuple[Variant, list[Any], View] | None:
-        """The same; None where the caller's own loop is to run, which `always` is never so."""
-        now, chosen = self._looked_up(args, kwargs)
-        if self._unseen and not always:
-            return None
-        if isinstance(chosen, tuple):
-            self._recaptures.none()
-        else:
-            if not self._recaptures.allows(chosen or self._change(now), always=always):
-                self._unseen = chosen if self._is_stale(self._current) else ""
-                return None
-            self._maker.capturing.note_numbers(self._current.premises.other_numbers())
-            number = 1 + max(family.number for family in self._families)
-            new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
-            self._families = [new, *self._families[:_MOST_EARLIER]]
-            self._measured = None
-            self._forget_unread(args, kwargs)
-            self._check_of(new).begin()
-            chosen = self._find(now)
-        if not isinstance(chosen, tuple):
-            why = chosen or "is the optimizer's state changed by another thread?"
-            raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
-        self._current = chosen[0]
-        return *chosen, now
-
-    def _change(self, now: View) -> str:
-        last = [family.variants[-1] for family in self._families]
-        return change_of_kind(now, last) or self._current.premises.change()
-
-    def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str]:
-        """What the caller holds now, and what `_find` finds for it; processes that train together go on only where all go the same way."""
-        try:
-            leaves = self._leaves_of(args, kwargs)
-            if self._obstacle:
-                raise StepError(self._obstacle)
-            self._maker.capturing.check_wrapper()
-            self._caller.begin_step()
-            now = self._caller.view(leaves)
-            chosen = self._find(now)
-            if isinstance(chosen, str) and self._between_steps and send_home(now, self._variants()):
-                chosen = self._find(now)
-            if isinstance(chosen, tuple) and not self._unseen:
-                chosen = self._looked_again(chosen[0], args, kwargs) or chosen
-        except NewShapeError as error:
-            self._peers.meet(f"a new program for {described(error.shape)}")
-            raise
-        except Exception as error:
-            self._peers.refuse(error)
-            raise
-        if self._peers.several:
-            which = "a new program" if isinstance(chosen, str) else f"program {self._number(chosen[0])}"
-            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, self._variants()))
-        return now, chosen
-
-    def _variants(self) -> Iterator[Variant]:
-        return (variant for family in self._families for variant in family.variants)
-
-    def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The leaves of a batch; of those that are no tensors the program reads none that may differ."""
-        try:
-            return self._batch.leaves_of(args, kwargs)
-        except OtherValueError:
-            others = self._batch.other_values(args, kwargs)
-            if self._peers.several or not all(map(can_stand_in, others.values())) or self._reads(args, kwargs, others.keys()):
-                raise
-        self._batch = self._batch.with_unread(others)
-        return self._batch.leaves_of(args, kwargs)
-
-    def _reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
-        return not isinstance(self._maker, StepMaker) or self._maker.reads(args, kwargs, where)
-
-    def _forget_unread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A new program may read what the others did not: then it is for the values of this batch."""
-        if self._batch.unread and self._reads(args, kwargs, self._batch.unread_in(args, kwargs)):
-            self._batch = BatchSpec.of(args, kwargs, self._maker.capturing.device, self._batch.training)
-
-    def _looked_again(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Where a look is due: what the program does otherwise than when it was captured, though nothing was seen to change; else ""."""
-        check = self._check = self._check_of(self._families[0])
-        if not isinstance(self._maker, StepMaker) or not check.due():
-            return ""
-        began = time.perf_counter()
-        difference, counts = self._maker.difference(variant.captured, args, kwargs)
-        since = check.took(time.perf_counter() - began)
-        if difference:
-            if not self._stale:
-                warn(f"{since}: {difference}; {_COUNTS if counts and not self._others.limited else _UNSEEN}")
-            self._stale.add(self._families[0].number)
-            self._unseen = difference if counts else ""
-        return difference
-
-    def _check_of(self, family: Family) -> SecondLook:
-        return self._checks.setdefault(family.number, SecondLook(self._policy, timed=not self._peers.several))
-
-    def _is_stale(self, variant: Variant) -> bool:
-        return any(variant in family.variants for family in self._families if family.number in self._stale)
-
-    def _number(self, variant: Variant) -> str:
-        """Which of the programs a variant is, as on all ranks."""
-        return next(f"{family.number}.{family.variants.index(variant)}" for family in self._families if variant in family.variants)
-
-    def _find(self, now: View) -> tuple[Variant, list[Any]] | str:
-        """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
-        facts, changed = Facts(now.read), ""
-        for variant in (self._current, *(each for family in self._families for each in family.variants if each is not self._current)):
-            if not variant.fits(now, facts) or (self._stale and self._is_stale(variant)):
-                continue
-            try:
-                inputs = variant.inputs(now)
-            except ChangedError as error:
-                changed = changed or str(error)
-                continue
-            self._show(variant)
-            return variant, inputs
-        return changed
-
-    def _show(self, variant: Variant) -> None:
-        """Make the family of a variant the one whose plan is shown."""
-        if variant is self._current:
-            return
-        family = next(family for family in self._families if variant in family.variants)
-        if family is not self._families[0]:
-            self._measured = None
-            self._families = [family, *(other for other in self._families if other is not family)]
 
 
 def _on_same(obstacle: str, memory: StepMemory, check: str, maker: StepMaker | RangeMaker, spec: BatchSpec, family: Family) -> Step:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lowtide.api.frozen import Inference
+from lowtide.api.frozen import Inference, Network
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.memory import home_bytes
@@ -193,7 +193,11 @@ class Variant:
         """How it is called again where only the batch is another; None where it leaves more than its result."""
         if not self.leaves_only_its_result:
             return None
-        return Inference.of(self, {name: network.again for name, network in self.networks.items()} if self.is_generated else {})
+        return self.inference_by({name: network.again for name, network in self.networks.items()} if self.is_generated else {})
+
+    def inference_by(self, networks: Mapping[str, Network]) -> Inference:
+        """How it is called where only the batch is another, its regions run by these networks."""
+        return Inference.of(self.decision, self.program, self.captured.slots, self.captured.result, networks)
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""

@@ -22,6 +22,7 @@ from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import is_random
 from lowtide.lower.python import lower
+from lowtide.plan.contents import Decision
 
 
 @dataclass(frozen=True)
@@ -195,16 +196,7 @@ def _run(variant: Variant, graph: Graph, given: list[Any], order: Sequence[int] 
     reuses = [-1] * len(steps) if order is None else simulate(problem, steps).reuses.tolist()
     devices = {value.storage.device for value in graph.inputs if value.storage.device.startswith("cuda")}
     with torch.random.fork_rng([torch.device(device) for device in devices]):
-        return list(replace(variant.program, source=lower(_Decided(graph, steps, tuple(reuses))))(given))
-
-
-@dataclass(frozen=True, eq=False)
-class _Decided:
-    """A program that is run once."""
-
-    graph: Graph
-    order: tuple[int, ...]
-    reuses: tuple[int, ...]
+        return list(replace(variant.program, source=lower(Decision(graph, steps, tuple(reuses))))(given))
 
 
 def _copies(inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:

@@ -56,7 +56,6 @@ class Call:
     node: Node
     before: Sequence[Node] = ()  # nodes that make what it reads, as far as they are known
     makes_bytes: int = 0  # what its results are thought to take
-    limit_bytes: int | None = None  # for arguments and results; a share of the free memory where None
 
     @cached_property
     def text(self) -> str:
@@ -281,9 +280,9 @@ def _first_that_works(call: Call, makers: Makers, run: Callable[[dict[str, Any]]
 def _fit(call: Call) -> None:
     """Raises MemoryError where a call's arguments and results take more than they may, FormatError for a symbolic size."""
     needed = call.nbytes
-    limit = trial.free_bytes(call.device) // _SHARE_OF_FREE if call.limit_bytes is None else call.limit_bytes
+    limit = trial.free_bytes(call.device) // _SHARE_OF_FREE
     if needed > limit:
-        raise MemoryError(f"arguments and results take {needed} bytes, the limit is {limit}: raise limit_bytes to measure it")
+        raise MemoryError(f"arguments and results take {needed} bytes, a call to be tried may take {limit}, a quarter of what is free now")
 
 
 def _is_here(device: str) -> bool:

@@ -35,54 +35,42 @@ from lowtide.problems.order import LIMIT_BYTES, Bytes, Ints, OrderProblem
 
 @dataclass(frozen=True, eq=False)
 class SymbolicProblem:
-    """An ordering problem at every point of a range. Its tensors and nodes are those of `structure`."""
+    """An ordering problem at every point of a range, without workspaces. Its tensors and nodes are those of `structure`."""
 
     dimensions: Dimensions
     structure: OrderProblem  # of the sizes at some point
     tensor_bytes: tuple[Size, ...]  # [m]
-    workspace_bytes: tuple[Size, ...]  # [n]
     resident_bytes: tuple[Size, ...]  # of each storage that the caller holds throughout
     round_to: int = 1  # bytes: what the device's allocator rounds each size up to
 
     def at(self, point: Mapping[str, int]) -> OrderProblem:
         """The problem at a point. Raises ShapeError for a wrong point, and where sizes are negative or add up to more than 2**62 bytes."""
         sizes = self._sizes_at(*checked_point(self.dimensions, point).values())
-        m, n = len(self.tensor_bytes), len(self.workspace_bytes)
-        rounded = [-(-each // self.round_to) * self.round_to for each in (*sizes[:m], *sizes[m + n :])]
-        return self.of_sizes(rounded[:m], sizes[m : m + n], sum(rounded[m:]), f"at {dict(point)}")
-
-    def of_sizes(self, tensor_bytes: Sequence[int], workspace_bytes: Sequence[int], resident_bytes: int, where: str) -> OrderProblem:
-        """The structure with these bytes [m], [n]. Raises ShapeError where they are negative or add up to more than 2**62."""
-        if min(*tensor_bytes, *workspace_bytes, resident_bytes, 0) < 0:
-            raise ShapeError(f"{where}: expected sizes of 0 bytes or more, got {min(*tensor_bytes, *workspace_bytes, resident_bytes)}")
-        if sum(tensor_bytes) + max(workspace_bytes, default=0) + resident_bytes > LIMIT_BYTES:
-            raise ShapeError(f"{where}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
-        tensors, workspaces = np.array(tensor_bytes, np.int64), np.array(workspace_bytes, np.int64)
-        for array in (tensors, workspaces):
+        rounded = [-(-each // self.round_to) * self.round_to for each in sizes]
+        if min(rounded, default=0) < 0:
+            raise ShapeError(f"at {dict(point)}: expected sizes of 0 bytes or more, got {min(rounded)}")
+        if sum(rounded) > LIMIT_BYTES:
+            raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
+        count = len(self.tensor_bytes)
+        tensor_bytes, no_bytes = np.array(rounded[:count], np.int64), np.zeros(self.structure.node_count, np.int64)
+        for array in (tensor_bytes, no_bytes):
             array.setflags(write=False)
-        return replace(self.structure, tensor_bytes=tensors, workspace_bytes=workspaces, resident_bytes=resident_bytes)
+        return replace(self.structure, tensor_bytes=tensor_bytes, workspace_bytes=no_bytes, resident_bytes=sum(rounded[count:]))
 
     @cached_property
     def _sizes_at(self) -> CompiledSizes:
-        return compiled((*self.tensor_bytes, *self.workspace_bytes, *self.resident_bytes), self.dimensions)
+        return compiled((*self.tensor_bytes, *self.resident_bytes), self.dimensions)
 
 
-def symbolic_problem(
-    graph: Graph, workspace_bytes: Sequence[Size] | None = None, *, round_to: int = 1, there: Graph | None = None
-) -> SymbolicProblem:
+def symbolic_problem(graph: Graph, *, round_to: int = 1, there: Graph | None = None) -> SymbolicProblem:
     """The ordering problem of a graph over dimensions, as `order_problem` makes it of a graph of numbers.
 
-    `there` is the graph at some point, if the caller has it.
-
-    Raises CheckError where `workspace_bytes` has another length than the nodes, ShapeError for sizes that make no sense.
+    `there` is the graph at some point, if the caller has it. Raises ShapeError for sizes that make no sense.
     """
-    if workspace_bytes is not None and len(workspace_bytes) != len(graph.nodes):
-        raise CheckError(f"expected workspace_bytes of {len(graph.nodes)} nodes, got {len(workspace_bytes)}")
     return SymbolicProblem(
         graph.dimensions,
         same_for_all(there or at(graph, {each.name: each.least for each in graph.dimensions}), graph),
         tuple(storage.nbytes for storage in counted_storages(graph)),
-        tuple([0] * len(graph.nodes) if workspace_bytes is None else workspace_bytes),
         tuple(storage.nbytes for storage in resident_storages(graph)),
         round_to,
     )
@@ -141,19 +129,18 @@ class Footprints:
 
     @classmethod
     def of(cls, problem: SymbolicProblem, order: Sequence[int], columns: Sequence[int] = ()) -> Footprints:
-        """Of an order of node indices; `columns` [n] is by node, -1 for what needs no workspace beside that of the problem.
+        """Of an order of node indices; `columns` [n] is by node, -1 for what needs no workspace.
 
         Raises CheckError unless it is a topological order, and for another number of columns than nodes.
         """
         if len(columns) not in (0, len(order)):
             raise CheckError(f"expected columns of {len(order)} nodes, got {len(columns)}")
         terms = Terms(problem)
-        spaces = terms.workspaces[np.array(order, np.int64)] if len(order) else 0
-        return cls.of_steps(terms, _live(problem, order, terms) + spaces, [columns[node] for node in order] if len(columns) else ())
+        return cls.of_steps(terms, _live(problem, order, terms), [columns[node] for node in order] if len(columns) else ())
 
     @classmethod
     def of_steps(cls, terms: Terms, live: Bytes, columns: Sequence[int] = ()) -> Footprints:
-        """Of what lives at each step [steps, terms], workspaces of the problem's included; `columns` [steps] of those that are measured."""
+        """Of what lives at each step [steps, terms]; `columns` [steps] of the workspaces."""
         return cls(terms.dimensions, terms.sizes, terms.granules, _undominated(np.hstack([live, _chosen(columns, len(live))])))
 
     def at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> int:
@@ -225,17 +212,11 @@ class Terms:
         self._number: dict[tuple[_Term, int], int] = {}
         # All are numbered before any row is made, so that rows are of one length.
         self._known = {
-            (size, granule): self._of(Polynomial.of(size), granule)
-            for sizes, granule in (
-                (problem.tensor_bytes, problem.round_to),
-                (problem.resident_bytes, problem.round_to),
-                (problem.workspace_bytes, 1),
-            )
-            for size in dict.fromkeys(sizes)
+            size: self._of(Polynomial.of(size), problem.round_to)
+            for size in dict.fromkeys((*problem.tensor_bytes, *problem.resident_bytes))
         }
-        self.tensors = self._rows(problem.tensor_bytes, problem.round_to)  # [m, terms]
-        self.workspaces = self._rows(problem.workspace_bytes, 1)  # [n, terms]
-        self.resident: Bytes = self._rows(problem.resident_bytes, problem.round_to).sum(axis=0)  # [terms]
+        self.tensors = self._rows(problem.tensor_bytes)  # [m, terms]
+        self.resident: Bytes = self._rows(problem.resident_bytes).sum(axis=0)  # [terms]
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -247,11 +228,11 @@ class Terms:
         """[terms] to which these are rounded up."""
         return np.array([granule for _, granule in self._number], np.int64)
 
-    def _rows(self, sizes: Sequence[Size], granule: int) -> Bytes:
+    def _rows(self, sizes: Sequence[Size]) -> Bytes:
         """[sizes, terms] how much of each term they have."""
         rows = np.zeros((len(sizes), len(self._number)), np.int64)
         for row, size in zip(rows, sizes, strict=True):
-            for term, count in self._known[size, granule]:
+            for term, count in self._known[size]:
                 row[term] = count
         return rows
 

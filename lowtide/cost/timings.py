@@ -87,18 +87,17 @@ def measure_timings(
     rates: Callable[[], Device],
     *,
     among: Sequence[Node] | None = None,
-    limit_bytes: int | None = None,
     laboratory: Laboratory | None = None,
 ) -> Timings:
     """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, by the roofline of `rates`.
 
     `among` are the nodes of their graph, where those are not all that are asked about.
-    A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails
-    is not hidden: both are listed as unknown, and where memory was the reason a warning says so. Of two processes that measure the same
-    call, both get what the first one wrote down. A `laboratory` that is given stays open. The caller's random state stays as it is.
+    A call whose arguments and results pass a quarter of the device's free memory is not run, and one that fails is not hidden: both are
+    listed as unknown, and where memory was the reason a warning says so. Of two processes that measure the same call, both get what the
+    first one wrote down. A `laboratory` that is given stays open. The caller's random state stays as it is.
     """
     runs = [list(runs_of(node, among or nodes)) for node in nodes]
-    calls = {run.node: call_of(run.node, run.beside, limit_bytes) if _takes_time(run.node) else None for each in runs for run in each}
+    calls = {run.node: call_of(run.node, run.beside) if _takes_time(run.node) else None for each in runs for run in each}
     wanted = {call.text: call for call in calls.values() if call is not None}
     known: dict[str, GpuClocks] = {}
     with nullcontext(laboratory) if laboratory is not None else Laboratory() as used:

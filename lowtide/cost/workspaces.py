@@ -41,24 +41,23 @@ def measure_workspaces(
     nodes: Sequence[Node],
     *,
     among: Sequence[Node] | None = None,
-    limit_bytes: int | None = None,
     remember: bool = True,
     laboratory: Laboratory | None = None,
 ) -> Workspaces:
     """The workspace of each node, on the device of what it makes; `among` are all of their graph's, where these are some of them.
 
-    A call whose arguments and results pass `limit_bytes` (a quarter of the device's free memory, where None) is not run, and one that fails
-    is not hidden: both are listed as unknown. `remember=False` neither reads nor writes the disk. A `laboratory` that is given stays open.
-    The caller's random state stays as it is.
+    A call whose arguments and results pass a quarter of the device's free memory is not run, and one that fails is not hidden: both are
+    listed as unknown. `remember=False` neither reads nor writes the disk. A `laboratory` that is given stays open. The caller's random
+    state stays as it is.
     """
     with nullcontext(laboratory) if laboratory is not None else Laboratory(remember=remember) as used:
-        workspaces = _measured(nodes, nodes if among is None else among, used, limit_bytes)
+        workspaces = _measured(nodes, nodes if among is None else among, used)
         used.keep()
     warn_of_memory(workspaces.unknown, "their temporaries are taken to be none")
     return workspaces
 
 
-def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laboratory, limit_bytes: int | None) -> Workspaces:
+def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laboratory) -> Workspaces:
     tried_before = laboratory.tried
     unknown: dict[str, Unmeasured] = {}
     unlike: list[Node] = []
@@ -67,7 +66,7 @@ def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laborato
     for position, node in enumerate(nodes):
         laboratory.tell(position / len(nodes))
         if is_loop(node):
-            pieces = [(body, _measured(body.nodes, body.nodes, laboratory, limit_bytes)) for body in bodies(node)]
+            pieces = [(body, _measured(body.nodes, body.nodes, laboratory)) for body in bodies(node)]
             sizes.append(max((inner_peak_bytes(body, each.nbytes, round_to=_granule(node)) for body, each in pieces), default=0))
             lacking += any(each.unknown_nodes for _, each in pieces)
             unknown |= {inner.call: inner for _, each in pieces for inner in each.unknown}
@@ -79,7 +78,7 @@ def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laborato
         if is_region(node):
             sizes.append(Region.of(node).workspace_bytes)
             continue
-        call = None if needs_none(node) else call_of(node, among, limit_bytes)
+        call = None if needs_none(node) else call_of(node, among)
         level_bytes = 0 if call is None else laboratory.level_bytes(call)
         if call is not None and level_bytes is not None and not _is_as_written(node, laboratory.results(call)):
             unlike.append(node)
@@ -90,13 +89,13 @@ def _measured(nodes: Sequence[Node], among: Sequence[Node], laboratory: Laborato
     return Workspaces(tuple(sizes), lacking, tuple(unknown.values()), laboratory.tried - tried_before, tuple(unlike))
 
 
-def call_of(node: Node, nodes: Sequence[Node], limit_bytes: int | None) -> Call:
+def call_of(node: Node, nodes: Sequence[Node]) -> Call:
     """A node's call, to be tried; `nodes` are those of its graph."""
     try:
         makes_bytes = made_bytes(node)
     except FormatError:  # symbolic sizes: the laboratory says so
         makes_bytes = 0
-    return Call(node, nodes, makes_bytes, limit_bytes)
+    return Call(node, nodes, makes_bytes)
 
 
 def warn_of_memory(unknown: Sequence[Unmeasured], consequence: str) -> None:

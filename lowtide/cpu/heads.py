@@ -80,7 +80,7 @@ def batched(staging: Staging, node: Node) -> Head:
     layout = in_rows(result.name, (a.shape[0], a.shape[1], other.shape[2]))
 
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
-        return Batched(a, columns, out, out.rows() or stepped(out.shape[2]), epilogue, nodes)
+        return Batched(a, columns, out, epilogue, nodes)
 
     return Head(node, result, layout, make)
 
@@ -92,9 +92,7 @@ def softmax(staging: Staging, node: Node) -> Head:
     kind = "safe" if "_safe_" in node.op else "softmax"
 
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
-        columns = read.shape[-1]
-        step = out.rows() or stepped(columns)
-        return RowReduction(kind, read, read.rows() or 0, 1, prod(read.shape[:-1]), out, step, epilogue, nodes=nodes)
+        return RowReduction(kind, read, 1, prod(read.shape[:-1]), out, epilogue, nodes=nodes)
 
     return Head(node, result, in_rows(result.name, read.shape), make)
 
@@ -162,16 +160,14 @@ def _convolution(staging: Staging, node: Node) -> Head:
     image = None if plain else _padded(staging, a, geometry.padding)
 
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
-        step = out.rows() or stepped(columns)
         rows = prod(out.shape) // columns
         panels_shared = plain and by_panels(rows, inner, columns, staging.target)
         tile = tile_of(rows if plain else out.shape[3], columns // groups, staging.target, panels_shared, once=plain)
         panels = Panels(weight, _value(bias), norm, groups, columns // groups, kh * kw * inner, tile.vectors, staging.target)
         staging.pack(panels)
         if image is None:
-            read = _image(staging, a)
-            return Product(read, read.rows() or 0, rows, inner, panels, out, step, epilogue, nodes)
-        return Convolution(image, geometry, panels, out, step, epilogue, nodes)
+            return Product(_image(staging, a), rows, inner, panels, out, epilogue, nodes)
+        return Convolution(image, geometry, panels, out, epilogue, nodes)
 
     return Head(node, result, layout, make, folds=True)
 
@@ -187,8 +183,7 @@ def _transformed(staging: Staging, node: Node, transform: Transform, padding: tu
         columns, inner = int(weight.shape[0]), int(weight.shape[1])
         packed = Transformed(weight, _value(bias), norm, columns, inner, transform.side, transform.tile.vectors, staging.target)
         staging.pack(packed)
-        step = out.rows() or stepped(columns)
-        return Winograd(image, padding, packed, transform.block, transform.by_panels, out, step, epilogue, nodes)
+        return Winograd(image, padding, packed, transform.block, transform.by_panels, out, epilogue, nodes)
 
     return Head(node, result, layout, make, folds=True)
 
@@ -218,7 +213,7 @@ def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         taps = Taps(weight, _value(bias), norm, out.shape[1], prod(geometry.kernel), staging.target)
         staging.pack(taps)
-        return Windows("Weighted", image, geometry, taps, out, out.rows() or stepped(out.shape[1]), epilogue, nodes)
+        return Windows("Weighted", image, geometry, taps, out, epilogue, nodes)
 
     return Head(node, result, layout, make, folds=True)
 
@@ -239,7 +234,7 @@ def _pool(staging: Staging, node: Node) -> Head:
     image = _image(staging, a)
 
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
-        return Windows(kind, image, geometry, None, out, out.rows() or stepped(out.shape[1]), epilogue, nodes)
+        return Windows(kind, image, geometry, None, out, epilogue, nodes)
 
     return Head(node, result, layout, make)
 
@@ -263,7 +258,7 @@ def _product(staging: Staging, node: Node) -> Head:
         tile = tile_of(rows, columns, staging.target, by_panels(rows, k, columns, staging.target), once=True)
         panels = Panels(weight, _value(bias), norm, 1, columns, k, tile.vectors, staging.target)
         staging.pack(panels)
-        return Product(read, read.rows() or 0, rows, k, panels, out, out.rows() or stepped(columns), epilogue, nodes)
+        return Product(read, rows, k, panels, out, epilogue, nodes)
 
     return Head(node, result, layout, make, folds=False)
 
@@ -278,7 +273,7 @@ def _mean(staging: Staging, node: Node) -> Head:
     layout = there(fresh(result.name, (n, c)).viewed([int(size) for size in result.shape]))
 
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
-        return RowReduction("mean", image, image.rows() or 0, n, h * w, out, out.rows() or stepped(c), epilogue, nodes=nodes)
+        return RowReduction("mean", image, n, h * w, out, epilogue, nodes=nodes)
 
     return Head(node, result, layout, make)
 
@@ -303,7 +298,7 @@ def _layer_norm(staging: Staging, node: Node) -> Head:
     def make(out: Layout, epilogue: Epilogue, norm: Norm | None, nodes: tuple[Node, ...]) -> KernelStage:
         full = _scaled(staging, epilogue, _value(gamma), _value(beta), columns)
         rows = prod(read.shape[:-1])
-        return RowReduction("norm", read, read.rows() or 0, 1, rows, out, out.rows() or stepped(columns), full, eps, nodes)
+        return RowReduction("norm", read, 1, rows, out, full, eps, nodes)
 
     return Head(node, result, layout, make)
 

@@ -120,6 +120,11 @@ class Layout:
             return None
         return self.stride[dims[-1]] if dims else stepped(self.shape[channel])
 
+    @property
+    def step(self) -> int:
+        """That, or what it would be in a buffer of the arena."""
+        return self.rows() or stepped(self.shape[self.channel])
+
     def against(self, out: Layout, step: int) -> tuple[int, int] | None:
         """(step from row to row, from channel to channel) of these elements, where those of `out` are rows `step` apart; else None."""
         along, across = set[int](), set[int]()

@@ -1,24 +1,25 @@
 """The time of a kernel before it exists: its arithmetic, and what it moves by the level that holds that; a core does not do both at once.
 
-A part by itself reads what another stage has written some time ago, and its result is read some time later: both come from where they fit.
-Joined, what is between the operators comes from where the ring or the tile fits, and what goes in and out from where it fits by itself;
-but all weights pass once for each row of a ring, and inputs and results once for each tile of channels.
-
-The CPU of this model has arithmetic, caches, memory, and a price at which threads wait for one another.
+A stage by itself reads what another one has written some time ago, and its result is read some time later: both come from where they fit.
+As a block, what is between the stages comes from where the ring fits, and what goes in and out from where it fits by itself; but all
+weights pass once for each row of a ring. The model is of one core: arithmetic, caches, memory.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from lowtide.cost.device import node_flops
-from lowtide.cpu.partition import CONSTANT
-from lowtide.cpu.reform import KernelShape, Part, Scheme
+from lowtide.cpu.stages import Convolution, Product, RowBlock, Windows
+from lowtide.errors import there
 from lowtide.ir.graph import Node, Value
+from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.shapes import ints
 from lowtide.ir.sizes import ITEM_BYTES
 
@@ -26,14 +27,18 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20, "": 1}
 _FLOPS_A_BYTE = (0.5, 0.9, 1.8)  # from the first, second and third cache: a core's arithmetic while a byte comes; measured on Zen 4
 _KNOWN = (32 * 2**10, 2**20, 16 * 2**20)  # where the system does not tell
+_SIMPLE_FLOPS = 2.0  # an element of a simple operator, by the count of arithmetic
+_FLOPS_PER_US, _MEMORY_BYTES_PER_US = 100e3, 8e3  # of a core; only their ratio matters
+
+_Stage: TypeAlias = Product | Convolution | Windows
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     """A cache, or memory."""
 
-    nbytes: int  # that one thread may fill
-    bytes_per_us: float  # to one thread
+    nbytes: int
+    bytes_per_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +47,19 @@ class Core:
 
     flops_per_us: float  # that generated products reach
     levels: tuple[Level, ...]  # nearest first; the last is memory, which holds all
-    barrier_us: float = 1.0  # until all threads have arrived
-
-    def level(self, nbytes: int) -> Level:
-        """The nearest that holds so many bytes."""
-        return next((each for each in self.levels if nbytes <= each.nbytes), self.levels[-1])
 
     def moving_us(self, moved_bytes: float, footprint_bytes: int) -> float:
-        """The time to move bytes between a core and the nearest level that holds the footprint."""
-        return moved_bytes / self.level(footprint_bytes).bytes_per_us
+        """The time to move bytes between the core and the nearest level that holds the footprint."""
+        level = next((each for each in self.levels if footprint_bytes <= each.nbytes), self.levels[-1])
+        return moved_bytes / level.bytes_per_us
 
 
-def machine_of(flops_per_us: float, memory_bytes_per_us: float, threads: int = 1, folder: Path = _CACHES) -> Core:
-    """This machine, from what one core's products and copies reach; the last cache is shared by the threads."""
+def core_here(folder: Path = _CACHES) -> Core:
+    """A core with this machine's caches."""
     sizes = _cache_bytes(folder) or _KNOWN
     rates = (*_FLOPS_A_BYTE, *([_FLOPS_A_BYTE[-1]] * len(sizes)))
-    levels = [
-        Level(size // (threads if at == len(sizes) - 1 else 1), max(flops_per_us / rate, memory_bytes_per_us))
-        for at, (size, rate) in enumerate(zip(sizes, rates, strict=False))
-    ]
-    return Core(flops_per_us, (*levels, Level(2**62, memory_bytes_per_us)))
+    levels = (Level(size, max(_FLOPS_PER_US / rate, _MEMORY_BYTES_PER_US)) for size, rate in zip(sizes, rates, strict=False))
+    return Core(_FLOPS_PER_US, (*levels, Level(2**62, _MEMORY_BYTES_PER_US)))
 
 
 def _cache_bytes(folder: Path) -> tuple[int, ...]:
@@ -78,61 +76,88 @@ def _cache_bytes(folder: Path) -> tuple[int, ...]:
     return tuple(size for _, size in sorted(sizes.items()))
 
 
-_SIMPLE_FLOPS = 2.0  # an element of a simple operator, by the count of arithmetic
+class BlockTimes(NamedTuple):
+    """What a block takes by prediction, in microseconds."""
 
-
-@dataclass(frozen=True)
-class Model:
-    """Predicted times, in microseconds. A `Costs` of `reform`."""
-
-    machine: Core
-    threads: int = 1
-    exists: Callable[[Sequence[Part], Scheme], bool] = lambda parts, scheme: True  # whether there is such a kernel
-
-    def alone_us(self, part: Part) -> float:
-        """The time of a part by itself. Raises CheckError where a shape is symbolic."""
-        weights, given, result_bytes = _bytes(part)
-        footprint = weights + given + result_bytes
-        moved = self.machine.moving_us(weights, footprint) + self.machine.moving_us(given + result_bytes, given + result_bytes)
-        return self._arithmetic_us(part) + moved / self.threads + self._barrier_us
-
-    def joined_us(self, parts: Sequence[Part], shape: KernelShape) -> float | None:
-        """The time of parts as one kernel; None where there is none."""
-        if not self.exists(parts, shape.scheme):
-            return None
-        weights = sum(_bytes(part)[0] for part in parts)
-        given, result_bytes = _bytes(parts[0])[1], _bytes(parts[-1])[2]
-        beside = sum(_bytes(part)[1] for part in parts[1:]) - sum(_bytes(part)[2] for part in parts[:-1])
-        between = 2 * sum(_bytes(part)[2] for part in parts[:-1])
-        near = shape.ring_bytes + weights if shape.scheme is Scheme.ROWS else shape.ring_bytes
-        moved = self.machine.moving_us(between, near)
-        moved += self.machine.moving_us(given + max(0, beside) + result_bytes * (2 * shape.passes - 1), given + result_bytes)
-        moved += self.machine.moving_us(given * (shape.passes - 1), given + result_bytes)
-        moved += self.machine.moving_us(weights * shape.rows * self.threads, near)
-        *first, last = [self._arithmetic_us(part) for part in parts]
-        return sum(first) * shape.repeated + last + moved / self.threads + self._barrier_us
+    joined_us: float
+    apart_us: float  # its stages one after the other
 
     @property
-    def _barrier_us(self) -> float:
-        return self.machine.barrier_us if self.threads > 1 else 0.0
+    def gain(self) -> float:
+        """By how much the block is faster, as a share of its stages' time."""
+        return 1.0 - self.joined_us / self.apart_us if self.apart_us else 0.0
 
-    def _arithmetic_us(self, part: Part) -> float:
-        return sum(map(_flops, part.nodes)) / self.machine.flops_per_us / self.threads
+
+def block_times(block: RowBlock, fixed: Collection[Value], core: Core) -> BlockTimes | None:
+    """Of a block of convolutions and products, given what is constant; None where what is between changes its shape on the way."""
+    parts = block.parts
+    if not all(_is_straight(*pair, fixed) for pair in pairwise(parts)):
+        return None
+    arithmetic_us = sum(_flops(node) for part in parts for node in part.nodes) / core.flops_per_us
+    moves = [_Moves.of(part, fixed) for part in parts]
+    apart_us = sum(core.moving_us(each.weights, sum(each)) + core.moving_us(each.others, each.others) for each in moves)
+    weights, between = sum(each.weights for each in moves), sum(each.result for each in moves[:-1])
+    beside = max(0, sum(each.given for each in moves[1:]) - between)
+    near, around = _ring_bytes(parts) + weights, moves[0].given + moves[-1].result
+    joined_us = core.moving_us(2 * between + weights * _rows(_shape(parts[-1])), near) + core.moving_us(around + beside, around)
+    return BlockTimes(arithmetic_us + joined_us, arithmetic_us + apart_us)
+
+
+class _Moves(NamedTuple):
+    """Bytes of a stage's constants, of what else it reads from outside, and of its result."""
+
+    weights: int
+    given: int
+    result: int
+
+    @property
+    def others(self) -> int:
+        return self.given + self.result
+
+    @classmethod
+    def of(cls, part: _Stage, fixed: Collection[Value]) -> _Moves:
+        inside = {value for node in part.nodes for value in node.results}
+        read = dict.fromkeys(value for node in part.nodes for value in node.inputs if value not in inside)
+        weights = sum(_nbytes(part.nodes[0], value) for value in read if value in fixed)
+        given = sum(_nbytes(part.nodes[0], value) for value in read if value not in fixed)
+        return cls(weights, given, _nbytes(part.nodes[0], part.nodes[-1].results[0]))
+
+
+def _is_straight(part: _Stage, following: _Stage, fixed: Collection[Value]) -> bool:
+    """Whether what is between two stages keeps its shape, element by element."""
+    given = next(value for value in following.nodes[0].inputs if value not in fixed)
+    return not any(map(is_view, part.nodes)) and _shape(part) == ints(following.nodes[0], given)
+
+
+def _ring_bytes(parts: tuple[_Stage, ...]) -> int:
+    """Of the rows that windows and products still need of what is between."""
+    ring_bytes = 0
+    for part, following in pairwise(parts):
+        shape = _shape(part)
+        ring_bytes += prod(shape) // _rows(shape) * min(_span(following), _rows(shape)) * ITEM_BYTES["float32"]
+    return ring_bytes
+
+
+def _span(stage: _Stage) -> int:
+    """The rows that a row of a stage needs, where the next one needs some of them again; else it is done with one at a time."""
+    if not isinstance(stage, Windows) or stage.out.shape[2] == 1:
+        return 1
+    geometry = stage.geometry
+    span = 1 + (geometry.kernel[0] - 1) * geometry.dilation[0]
+    return span if span > geometry.stride[0] else 1
+
+
+def _shape(stage: _Stage) -> tuple[int, ...]:
+    """Of what its first operator makes."""
+    return ints(stage.nodes[0], there(stage.nodes[0].outputs[0]))
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[2] if len(shape) == 4 else shape[0]
 
 
 def _flops(node: Node) -> float:
-    counted = node_flops(node)
-    return counted or _SIMPLE_FLOPS * sum(prod(ints(node, value)) for value in node.outputs if value is not None)
-
-
-def _bytes(part: Part) -> tuple[int, int, int]:
-    """(weights, other arguments from outside, results that leave) of a part."""
-    mine = part.makes
-    read = dict.fromkeys(value for node in part.nodes for value in node.inputs if value not in mine)
-    weights = sum(_nbytes(part.nodes[0], value) for value in read if value.storage.kind in CONSTANT)
-    given = sum(_nbytes(part.nodes[0], value) for value in read if value.storage.kind not in CONSTANT)
-    last = next((value for node in reversed(part.nodes) for value in node.outputs if value is not None), None)
-    return weights, given, 0 if last is None else _nbytes(part.nodes[0], last)
+    return node_flops(node) or _SIMPLE_FLOPS * sum(prod(ints(node, value)) for value in node.results)
 
 
 def _nbytes(node: Node, value: Value) -> int:

@@ -17,6 +17,7 @@ from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
 from lowtide.lower.python import lower
 from lowtide.placement import Portfolio, place
+from lowtide.plan.contents import Decision
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
@@ -82,7 +83,7 @@ def _own(graph: Graph) -> list[Region]:
 def running(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...]) -> NetworkCalls:
     """What runs a body with these blocks. Raises NativeError."""
     its, address, library = built(body, fixed, joined)
-    return NetworkCalls(ready(its, (address, library), fixed, Program(lower(InOrder(its.constants)), gradients=False)), team())
+    return NetworkCalls(ready(its, (address, library), fixed, Program(lower(Decision.in_order(its.constants)), gradients=False)), team())
 
 
 def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Graph, fixed: tuple[int, ...]) -> BodyDescription | None:
@@ -96,7 +97,7 @@ def _described(chosen: Mapping[str, tuple[int, ...]] | None, most: int, body: Gr
 
 
 def _is_faster(body: Graph, fixed: tuple[int, ...], joined: tuple[int, ...], its: Network) -> bool:
-    torchs = Program(lower(InOrder(body)), gradients=False)
+    torchs = Program(lower(Decision.in_order(body)), gradients=False)
     generated = running(body, fixed, joined)
     return is_faster(body, its.source, lambda given: generated(*given), torchs)
 
@@ -121,12 +122,3 @@ def _built(body: Graph, fixed: tuple[int, ...], target: Target, joined: tuple[in
     its = network_of(_staged_body(body, fixed, target), joined, placed)
     address, library = network(its.source)
     return its, address, library
-
-
-class InOrder:
-    """A graph that runs as it is written."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.order = tuple(range(len(graph.nodes)))
-        self.reuses = (-1,) * len(graph.nodes)

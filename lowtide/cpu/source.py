@@ -132,7 +132,7 @@ def window_of(stage: Windows, target: Target) -> tuple[str, int]:
     """A window's type, and how many of its results are made side by side."""
     its = stage.geometry
     ih, iw, oh, ow = *stage.a.shape[2:], *stage.out.shape[2:]
-    window = f"Window<{listed((*its.kernel, *its.stride, *its.dilation, *its.padding, ih, iw, oh, ow, stage.a.rows() or 0))}>"
+    window = f"Window<{listed((*its.kernel, *its.stride, *its.dilation, *its.padding, ih, iw, oh, ow, stage.a_step))}>"
     return window, _beside(ow, its.kernel[1], target)
 
 
@@ -169,7 +169,7 @@ def _body(stage: RowBlock, addresses: ElementOffsets, target: Target) -> list[st
     kind = _KINDS[windows.kind]
     if stage.last is None:
         arguments: tuple[object, ...] = (kind, window, channels, beside, exact(windows))
-        out = f"{addresses.of(windows.out)}, {windows.out_step}"
+        out = f"{addresses.of(windows.out)}, {windows.out.step}"
         return [*lines, f"  from_ring<{listed(arguments)}>(run, expand, {weight}, {middle}, {out});"]
     arguments = (kind, window, channels, step, beside)
     if stage.first is None:
@@ -202,8 +202,8 @@ def _finish(stage: RowBlock, addresses: ElementOffsets, target: Target) -> str:
     tile = rows_beside(width, columns, last.weight.vectors, target)
     taps = f"Taps<1, 1, {last.k}, 0, 0, 1, {stepped(windows.a.shape[1])}>"
     arguments = (taps, width, columns, *tile, exact(last))
-    to = f"{addresses.of(last.out)} + y * {width * last.out_step}"
-    return f"some_rows<{listed(arguments)}>(line, {addresses.of(last.weight)}, {name}, {to}, y * {width}, {last.out_step})"
+    to = f"{addresses.of(last.out)} + y * {width * last.out.step}"
+    return f"some_rows<{listed(arguments)}>(line, {addresses.of(last.weight)}, {name}, {to}, y * {width}, {last.out.step})"
 
 
 def attention(stage: Attention, addresses: ElementOffsets) -> str:
@@ -218,13 +218,13 @@ def attention(stage: Attention, addresses: ElementOffsets) -> str:
 def batched(stage: Batched, addresses: ElementOffsets) -> str:
     n, m, k = stage.a.shape
     arguments = (n, m, k, stage.other.shape[2], *_moving(stage.a), *_moving(stage.other)[:2])
-    pointers = ", ".join([addresses.of(stage.a), addresses.of(stage.other), "e", addresses.of(stage.out), str(stage.out_step)])
+    pointers = ", ".join([addresses.of(stage.a), addresses.of(stage.other), "e", addresses.of(stage.out), str(stage.out.step)])
     return f"batched<{listed(arguments)}>(run, {pointers})"
 
 
 def softmax(stage: RowReduction, addresses: ElementOffsets) -> str:
     arguments = (stage.rows, stage.a.shape[-1], stage.a_step, flag(stage.kind == "safe"))
-    return f"softmax_rows<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out_step})"
+    return f"softmax_rows<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out.step})"
 
 
 def _moving(layout: Layout) -> list[int]:
@@ -354,7 +354,7 @@ def _product(stage: Product, addresses: ElementOffsets, target: Target, panels: 
     block = tile.rows if packed_bytes <= _NEAR_BYTES else max(1, _CACHED_BYTES // row_bytes // tile.rows) * tile.rows
     taps = f"Taps<1, 1, {stage.k}, 0, 0, 1, {stage.a_step}>"
     arguments = (taps, stage.rows, columns, *tile, block, flag(panels), exact(stage))
-    places = ", ".join([addresses.of(stage.a), addresses.of(stage.weight), "e", addresses.of(stage.out), str(stage.out_step)])
+    places = ", ".join([addresses.of(stage.a), addresses.of(stage.weight), "e", addresses.of(stage.out), str(stage.out.step)])
     return f"product<{listed(arguments)}>(run, {places})"
 
 
@@ -369,26 +369,26 @@ def _convolution(stage: Convolution, addresses: ElementOffsets, target: Target, 
     beside = weight.groups > 1 and target.width(weight.columns) != weight.columns  # the next group's channels lie right behind
     flags = flag(panels), "true" if beside else exact(stage)
     arguments = (taps, n, image, oh, ow, line * sh, weight.columns, weight.groups, inner * channel, *tile, *flags)
-    places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out_step)])
+    places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out.step)])
     return f"convolution<{listed(arguments)}>(run, {places})"
 
 
 def _winograd(stage: Winograd, addresses: ElementOffsets, target: Target, panels: bool) -> str:
     n, _, ih, iw = stage.a.shape
     weight = stage.weight
-    tiled = f"Tiled<{listed((weight.side, n, weight.rows, stage.a.rows() or 0, ih, iw, *stage.padding, stage.block))}>"
+    tiled = f"Tiled<{listed((weight.side, n, weight.rows, stage.a_step, ih, iw, *stage.padding, stage.block))}>"
     tile = rows_beside(stage.block, weight.columns, weight.vectors, target)
-    places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out_step)])
+    places = ", ".join([addresses.of(stage.a), addresses.of(weight), "e", addresses.of(stage.out), str(stage.out.step)])
     return f"winograd<{listed((tiled, weight.columns, *tile, flag(panels), exact(stage)))}>(run, {places})"
 
 
 def _windows(stage: Windows, addresses: ElementOffsets, target: Target, by_channels: bool) -> str:
     n, c, ih, iw = stage.a.shape
-    pixel = stage.a.rows() or 0
+    pixel = stage.a_step
     window, beside = window_of(stage, target)
     arguments = (stage.kind, window, n, ih * iw * pixel, c, beside, flag(by_channels), exact(stage))
     weight = "nullptr" if stage.weight is None else addresses.of(stage.weight)
-    return f"windows<{listed(arguments)}>(run, {addresses.of(stage.a)}, {weight}, e, {addresses.of(stage.out)}, {stage.out_step})"
+    return f"windows<{listed(arguments)}>(run, {addresses.of(stage.a)}, {weight}, e, {addresses.of(stage.out)}, {stage.out.step})"
 
 
 def _rows(stage: RowReduction, addresses: ElementOffsets) -> str:
@@ -400,7 +400,7 @@ def _rows(stage: RowReduction, addresses: ElementOffsets) -> str:
     if stage.kind == "mean":
         name, more = "mean_of_rows", ""
         arguments = (stage.images, stage.a.stride[0] if stage.images > 1 else 0, *arguments)
-    return f"{name}<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out_step}{more})"
+    return f"{name}<{listed(arguments)}>(run, {addresses.of(stage.a)}, e, {addresses.of(stage.out)}, {stage.out.step}{more})"
 
 
 def _pad(stage: Pad, addresses: ElementOffsets) -> str:

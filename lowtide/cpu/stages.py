@@ -66,18 +66,21 @@ class _OneInput:
     def reads(self) -> tuple[Layout, ...]:
         return self.a, *self.epilogue.reads
 
+    @property
+    def a_step(self) -> int:
+        """From row to row of what it reads; 0 where that is no rows."""
+        return self.a.rows() or 0
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Product(_OneInput):
     """out[rows, n] = a[rows, k] by a packed weight."""
 
     a: Layout
-    a_step: int
     rows: int
     k: int
     weight: Panels
     out: Layout
-    out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
@@ -90,7 +93,6 @@ class Convolution(_OneInput):
     geometry: Geometry
     weight: Panels
     out: Layout
-    out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
@@ -105,7 +107,6 @@ class Winograd(_OneInput):
     block: int  # tiles at a time
     by_panels: bool  # what threads share; else tiles
     out: Layout
-    out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
@@ -130,7 +131,6 @@ class Windows(_OneInput):
     geometry: Geometry
     weight: Taps | None
     out: Layout
-    out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
@@ -141,11 +141,9 @@ class RowReduction(_OneInput):
 
     kind: str  # "mean", "norm", "softmax", or "safe" for a softmax that is 0 where all is masked
     a: Layout
-    a_step: int
     images: int
     rows: int  # of an image
     out: Layout
-    out_step: int
     epilogue: Epilogue
     eps: float = 0.0
     nodes: tuple[Node, ...] = ()
@@ -158,7 +156,6 @@ class Batched:
     a: Layout
     other: Layout  # whose columns lie side by side
     out: Layout
-    out_step: int
     epilogue: Epilogue
     nodes: tuple[Node, ...] = ()
 
@@ -273,7 +270,7 @@ def _blocks(
 def _leads(first: Product | Convolution, windows: Windows, readers: Counter[Buffer]) -> bool:
     """Whether a window reads all of what a stage makes as that lies, one image, and nobody else does."""
     alone = readers[first.out.buffer] == 1 and first.out.buffer.is_own and windows.a.offset == first.out.offset == 0
-    whole = windows.a.shape[0] == 1 and windows.a.rows() == first.out_step and _elements(first) == pixels(windows.a.shape)
+    whole = windows.a.shape[0] == 1 and windows.a.rows() == first.out.step and _elements(first) == pixels(windows.a.shape)
     if isinstance(first, Convolution):
         return alone and whole and first.weight.groups == 1
     return alone and whole
@@ -296,7 +293,7 @@ def _follows(last: Product, windows: Windows, readers: Counter[Buffer]) -> bool:
     """Whether a product reads all of what a window makes, and nobody else does."""
     out = windows.out
     alone = readers[out.buffer] == 1 and out.buffer.is_own and last.a.offset == out.offset == 0
-    return alone and out.shape[0] == 1 and last.a_step == windows.out_step and (last.rows, last.k) == pixels(out.shape)
+    return alone and out.shape[0] == 1 and last.a_step == windows.out.step and (last.rows, last.k) == pixels(out.shape)
 
 
 def _stack_bytes(block: RowBlock) -> int:

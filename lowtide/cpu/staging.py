@@ -254,7 +254,7 @@ class Staging:
         """The links' operators on a vector `v`, whose rows lie as those of `out`."""
         lines: list[str] = []
         operands: list[Operand] = []
-        name, step = "v", out.rows() or stepped(out.shape[out.channel])
+        name, step = "v", out.step
         for link in links:
             if name_of(link.node) in VIEWS:
                 continue

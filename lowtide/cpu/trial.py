@@ -29,7 +29,7 @@ import torch
 from lowtide.base.release import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.cpu import library as built
-from lowtide.cpu.choice import Choices, Joins
+from lowtide.cpu.choice import Choices, KernelAlternative
 from lowtide.cpu.constants import aligned
 from lowtide.cpu.library import build, team
 from lowtide.cpu.network import Placing, StagedBody
@@ -38,8 +38,6 @@ from lowtide.cpu.source import ElementOffsets, by_columns, entry, kernel_text, t
 from lowtide.cpu.stages import KernelStage
 from lowtide.ir.sizes import reach
 from lowtide.runtime.libraries import NativeError, processor
-
-KernelAlternative = tuple[KernelStage, ...]
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,6 @@ _NOISE = (
 )
 _MOST_NS = 3600 * 10**9
 _known: dict[str, int] = {}  # of this process, where nothing can be kept
-JOINS = Joins.BEST
 
 
 def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
@@ -124,7 +121,7 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
 
     At most so many variants of kernels count, whether they are measured now or were before.
     """
-    trial, choosing = Trial.of(staged.stages, staged.target), Choices.of(staged.stages, staged.body, staged.known)
+    trial, choosing = Trial.of(staged.stages, staged.target), Choices.of(staged.stages, staged.known)
     trials: dict[str, KernelAlternative] = {}
 
     def note(variants: Sequence[KernelAlternative], by_model: int) -> int:
@@ -133,7 +130,7 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
             trials.update(wanted)
         return by_model
 
-    by_model = choosing.numbers(JOINS, note)
+    by_model = choosing.numbers(note)
     if not trials:
         return by_model
     known = _times_ns(staged, trial, trials, placing)
@@ -143,7 +140,7 @@ def tuned(staged: StagedBody, most: int, placing: Placing) -> tuple[int, ...]:
         best = min(range(len(times)), key=lambda at: times[at])
         return best if all(times) and _NOISE * times[best] < times[by_model] else by_model
 
-    return choosing.numbers(JOINS, fastest)
+    return choosing.numbers(fastest)
 
 
 def _times_ns(staged: StagedBody, trial: Trial, trials: Mapping[str, KernelAlternative], placing: Placing) -> dict[str, int]:

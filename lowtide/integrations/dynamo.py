@@ -37,15 +37,6 @@ from lowtide.runtime.program import Program
 from lowtide.schedule import Auto
 
 
-@dataclass(frozen=True, eq=False)
-class Half:
-    """One of the two: what runs, in its order."""
-
-    graph: Graph
-    order: tuple[int, ...]
-    reuses: tuple[int, ...]
-
-
 def forward_first(graph: Graph, results: Collection[Value], tangents: Collection[Value]) -> Graph:
     """The same graph in which no node reads a tangent before all results of the forward pass are there; views cost nothing, and may.
 
@@ -64,7 +55,7 @@ def forward_first(graph: Graph, results: Collection[Value], tangents: Collection
     return replace_nodes(graph, instead).graph
 
 
-def halves(plan: Decision, results: Sequence[Value], tangents: Collection[Value], gradients: Sequence[Value]) -> tuple[Half, Half]:
+def halves(plan: Decision, results: Sequence[Value], tangents: Collection[Value], gradients: Sequence[Value]) -> tuple[Decision, Decision]:
     """The program of the forward pass and that of the backward pass, in a plan whose graph has the forward pass first.
 
     The first gives `results` and then what is saved, the second takes what is saved and then those tangents that it reads, and gives
@@ -112,9 +103,9 @@ def _within(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return replace_nodes(Graph((), tuple(nodes), ()), bare).graph.nodes
 
 
-def _half(graph: Graph) -> Half:
+def _half(graph: Graph) -> Decision:
     order = tuple(range(len(graph.nodes)))
-    return Half(graph, order, tuple(simulate(order_problem(graph), order).reuses.tolist()))
+    return Decision(graph, order, tuple(simulate(order_problem(graph), order).reuses.tolist()))
 
 
 _log = logging.getLogger("lowtide")
@@ -172,8 +163,8 @@ class _Joint:
     count: int  # of the forward pass's results
     values: Mapping[str, Value]  # by name of a placeholder
     results: tuple[Value | None, ...]  # by output of the module
-    first: Half
-    second: Half
+    first: Decision
+    second: Decision
     constants: Mapping[Value, torch.Tensor]  # tensors that the module itself holds
 
     @classmethod
@@ -215,7 +206,7 @@ class _Joint:
         results = [*self.results[: self.count], *self.saved]
         return self._runs(self.first, primals, results), self._runs(self.second, [*self.saved, *tangents], self.results[self.count :])
 
-    def _runs(self, half: Half, given: Sequence[Value | None], outputs: Sequence[Value | None]) -> Callable[..., Any]:
+    def _runs(self, half: Decision, given: Sequence[Value | None], outputs: Sequence[Value | None]) -> Callable[..., Any]:
         """A half as a function from what it is given to what is asked of it."""
         program = Program(lower(half), gradients=False, autocast_devices=("cpu",))
         at = {value: position for position, value in enumerate(given) if value is not None}

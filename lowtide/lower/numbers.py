@@ -25,18 +25,11 @@ _DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)
-class _TensorDecision:
-    graph: Graph
-    order: tuple[int, ...]
-    reuses: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class NumberTensors:
     """A decision whose graph takes tensors behind its other inputs."""
 
-    decision: _TensorDecision
-    arithmetic: _TensorDecision  # of the program's numbers: what the tensors hold, in their order
+    decision: Decision
+    arithmetic: Decision  # of the program's numbers: what the tensors hold, in their order
     numbers: tuple[int, ...]  # inputs of the program that the arithmetic takes
     dtypes: tuple[str, ...]  # by tensor
     free: frozenset[int]  # inputs of the program that reach it by these tensors alone
@@ -58,11 +51,10 @@ class NumberTensors:
         free = frozenset(at for at in numbers if graph.inputs[at] in loose and any(graph.inputs[at] in sources[each] for each, _ in wanted))
         tensors = {use: _tensor(*use, device) for use in wanted}
         nodes = tuple(_with_tensors(node, reuse, tensors) for node, reuse in runs)
-        taking = _TensorDecision(replace(graph, inputs=(*graph.inputs, *tensors.values()), nodes=nodes), decision.order, decision.reuses)
+        taking = Decision(replace(graph, inputs=(*graph.inputs, *tensors.values()), nodes=nodes), decision.order, decision.reuses)
         arithmetic = tuple(node for node in (graph.nodes[index] for index in decision.order) if _reaches(node, sources))
         bare = Graph(tuple(graph.inputs[at] for at in numbers), arithmetic, tuple(value for value, _ in wanted))
-        order = tuple(range(len(arithmetic)))
-        return cls(taking, _TensorDecision(bare, order, (-1,) * len(order)), tuple(numbers), tuple(dtype for _, dtype in wanted), free)
+        return cls(taking, Decision.in_order(bare), tuple(numbers), tuple(dtype for _, dtype in wanted), free)
 
 
 def _sources(graph: Graph, numbers: list[Value]) -> dict[Value, set[Value]]:

@@ -45,24 +45,14 @@ from lowtide.plan.contents import Contents, Decision
 from lowtide.plan.summary import bytes_text
 
 
-@dataclass(frozen=True, eq=False)
-class WithoutConstants:
-    """A decision for the rest of a graph's inputs."""
-
-    graph: Graph
-    order: tuple[int, ...]
-    reuses: tuple[int, ...]
-    given: tuple[int, ...]  # which of the inputs it takes
-
-    @classmethod
-    def of(cls, decision: Decision) -> WithoutConstants:
-        """What decides the same; nothing of it is swapped."""
-        graph = decision.graph
-        nodes = tuple(_without(node) if is_region(node) else node for node in graph.nodes)
-        used = {*graph.outputs, *(value for node in nodes for value in node.inputs)}
-        given = tuple(at for at, value in enumerate(graph.inputs) if value in used)
-        inputs = tuple(graph.inputs[at] for at in given)
-        return cls(replace(graph, inputs=inputs, nodes=nodes), decision.order, decision.reuses, given)
+def without_constants(decision: Decision) -> tuple[Decision, tuple[int, ...]]:
+    """What decides the same without what regions hold as constants, and which of the inputs it takes. Nothing of it is swapped."""
+    graph = decision.graph
+    nodes = tuple(_without(node) if is_region(node) else node for node in graph.nodes)
+    used = {*graph.outputs, *(value for node in nodes for value in node.inputs)}
+    given = tuple(at for at, value in enumerate(graph.inputs) if value in used)
+    inputs = tuple(graph.inputs[at] for at in given)
+    return Decision(replace(graph, inputs=inputs, nodes=nodes), decision.order, decision.reuses), given
 
 
 def _without(node: Node) -> Node:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from lowtide.base import fields
 from lowtide.ir.graph import Graph, Kind, Node
@@ -110,29 +110,24 @@ class Provenance:
     threads: int  # of torch, within an operator
 
 
-class Decision(Protocol):
-    """What a program follows from: a graph, of numbers or over dimensions, in what order it runs, and what works in place."""
-
-    @property
-    def graph(self) -> Graph:
-        """What runs."""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Indices into graph.nodes, by step."""
-
-    @property
-    def reuses(self) -> tuple[int, ...]:
-        """By node: which of its `inplace` candidates' memory it takes over, -1 for none."""
-
-
 @dataclass(frozen=True, eq=False)
-class Contents:
-    """What a plan holds. Plans are saved and printed by `plan.plan`."""
+class Decision:
+    """What a program follows from: a graph, of numbers or over dimensions, in what order it runs, and what works in place."""
 
     graph: Graph
     order: tuple[int, ...]  # indices into graph.nodes, by step
     reuses: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
+
+    @classmethod
+    def in_order(cls, graph: Graph, order: Sequence[int] | None = None) -> Decision:
+        """A graph that runs as it is written, or in an order; nothing works in place."""
+        return cls(graph, tuple(range(len(graph.nodes)) if order is None else order), (-1,) * len(graph.nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Contents(Decision):
+    """What a plan holds. Plans are saved and printed by `plan.plan`."""
+
     workspace_bytes: tuple[int, ...]  # by node: what it needs while it runs beside inputs and results, 0 where none or unknown
     resident_bytes: int  # of the caller's, before and after
     peak_bytes: int  # promised, with what is resident

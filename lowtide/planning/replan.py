@@ -26,7 +26,7 @@ from lowtide.rewrite.loads import alike, begun_apart, taken_once
 from lowtide.rewrite.rewritings import rewritten_as
 from lowtide.split.graphs import FoundGraph, prepared
 from lowtide.split.rewrite import Loops
-from lowtide.split.sets import FissionTree, SplitSet
+from lowtide.split.sets import SplitSet
 
 _WHOLE = "_whole_v1"  # what a body calls its place in a result
 
@@ -81,10 +81,7 @@ def split_as(graph: Graph, saved: Graph) -> Graph | None:
                     return None
                 parts[region] = -(-loop.extent // loop.part)
     try:
-        tree = FissionTree.of(list(parts))
-        for number, region in enumerate(tree.regions):
-            tree = tree.enable(number, parts[region])
-        return loops.graph_of(tree)
+        return loops.graph_of(parts)
     except CheckError:
         return None
 

@@ -57,7 +57,6 @@ class RangedProblem:
             graph.dimensions,
             structure.problem,
             tuple(each.nbytes for each in tensors),
-            (0,) * len(graph.nodes),
             tuple(each.nbytes for each in resident_storages(graph) if each in resident),
             round_to,
         )

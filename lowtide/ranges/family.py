@@ -29,6 +29,7 @@ from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.shapes.points import at
+from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.planner import checked, in_its_order
@@ -116,15 +117,6 @@ class JudgedSequences:
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
-    """A member as `lower` takes it: what is decided is the same at every point."""
-
-    graph: Graph
-    order: tuple[int, ...]  # indices into graph.nodes, by step
-    reuses: tuple[int, ...]  # by node: which of its `inplace` candidates' memory it takes over, -1 for none
-
-
-@dataclass(frozen=True, eq=False)
 class Member:
     """A candidate in an order, or as a sequence says, and what that takes at every point. It is written as a graph when it is first run."""
 
@@ -140,20 +132,6 @@ class Member:
     def measures(self) -> Measures:
         return self.ranged.measures
 
-    @property
-    def graph(self) -> Graph:
-        """What runs, over dimensions. Raises CheckError where it is wrong."""
-        return self._written.graph
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        return self._written.order
-
-    @property
-    def reuses(self) -> tuple[int, ...]:
-        """By node: which of its `inplace` candidates' memory it takes over, -1 for none."""
-        return self._written.reuses
-
     def peak_bytes(self, point: Mapping[str, int]) -> int:
         """What it takes at a point, with what is resident: the promise of its plan there. Raises ShapeError for a wrong point."""
         return self.footprints.at(point, self.measures.columns_at(point))
@@ -163,12 +141,13 @@ class Member:
         return 0.0 if self.pace is None else float(paces_at(self.measures, point, self.pace.runs[None], self.pace.waits_us[None])[0])
 
     @cached_property
-    def _written(self) -> Written:
+    def decision(self) -> Decision:
+        """As `lower` takes it: the same at every point. Raises CheckError where it is wrong."""
         graph, order, there = self.ranged.graph, self.own_order, self.ranged.at_largest
         if self.sequence is not None:
             graph = rematerialise(graph, self.sequence.tolist()).graph
             order, there = tuple(range(len(graph.nodes))), at(graph, largest(graph.dimensions))
-        written = Written(graph, order, tuple(map(int, simulate(same_for_all(there, graph), order).reuses)))
+        written = Decision(graph, order, tuple(map(int, simulate(same_for_all(there, graph), order).reuses)))
         _check(written, there)
         return written
 
@@ -188,7 +167,7 @@ def in_sequence(candidates: Sequence[Ranged], which: int, sequence: Ints, reques
     return Member(ranged, which, (), sequence, request.granule_bytes, problem.footprints(sequence), pace)
 
 
-def _check(written: Written, there: Graph) -> None:
+def _check(written: Decision, there: Graph) -> None:
     """Raises CheckError where at the largest point, at which the graph is `there`, graph, order or reuses break a rule."""
     check_graph(there)
     check_order(there, written.order)

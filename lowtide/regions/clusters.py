@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from math import prod
 
+from lowtide.base.graphs import connected, in_turn
 from lowtide.cpu.regions import body_of
 from lowtide.ir.bodies import INDUCTOR
 from lowtide.ir.edges import predecessors
@@ -89,24 +89,17 @@ def components(graph: Graph) -> list[list[Node]]:
         for each in before[later]:
             passes = each not in data[later] if simple[each] and simple[later] else simple[each] or simple[later]
             number[each] = max(number[each], number[later] + passes)
-    root = list(range(len(graph.nodes)))
-    for later, given in enumerate(data):
-        for each in given:
-            same = simple[each] and simple[later] and number[each] == number[later]
-            if same and _device(graph.nodes[each]) == _device(graph.nodes[later]):
-                root[_root(root, later)] = _root(root, each)
-    components: dict[int, list[Node]] = {}
-    for index, node in enumerate(graph.nodes):
+
+    def together(each: int, later: int) -> bool:
+        same = simple[each] and simple[later] and number[each] == number[later]
+        return same and _device(graph.nodes[each]) == _device(graph.nodes[later])
+
+    joined = ((each, later) for later, given in enumerate(data) for each in given if together(each, later))
+    groups: dict[int, list[Node]] = {}
+    for index, component in enumerate(connected(len(graph.nodes), joined)):
         if simple[index]:
-            components.setdefault(_root(root, index), []).append(node)
-    return list(components.values())
-
-
-def _root(root: list[int], index: int) -> int:
-    while root[index] != index:
-        root[index] = root[root[index]]
-        index = root[index]
-    return index
+            groups.setdefault(component, []).append(graph.nodes[index])
+    return list(groups.values())
 
 
 def _device(node: Node) -> str:
@@ -221,25 +214,11 @@ def _in_order(graph: Graph, group: dict[Node, int], clusters: Sequence[Cluster])
     """Nodes and numbers of groups in an order that is right, near to the graph's. For a view that it has, too, a group does not wait."""
     items: list[Node | int] = [group.get(node, node) for node in graph.nodes]
     place = {item: at for at, item in enumerate(items)}
-    waits: dict[Node | int, set[Node | int]] = {item: set() for item in place}
+    waits: dict[int, set[int]] = {at: set() for at in place.values()}
     for item, before in zip(items, predecessors(graph), strict=True):
         own = clusters[item].outside if isinstance(item, int) else ()
-        waits[item].update(items[each] for each in before if items[each] != item and graph.nodes[each] not in own)
-    later: dict[Node | int, list[Node | int]] = {item: [] for item in place}
-    for item, before_it in waits.items():
-        for each in before_it:
-            later[each].append(item)
-    at, order = {number: item for item, number in place.items()}, list[Node | int]()
-    ready = [place[item] for item, before_it in waits.items() if not before_it]
-    heapify(ready)
-    while ready:
-        item = at[heappop(ready)]
-        order.append(item)
-        for each in later[item]:
-            waits[each].discard(item)
-            if not waits[each]:
-                heappush(ready, place[each])
-    return order
+        waits[place[item]].update(place[items[each]] for each in before if items[each] != item and graph.nodes[each] not in own)
+    return [items[at] for at in in_turn(waits, range(len(items)))]
 
 
 def numbered(body: Graph) -> Graph:

@@ -29,7 +29,6 @@ from lowtide.cost.cache import Cache
 from lowtide.cost.operators import argument, operator
 from lowtide.cost.profiler import measure_memory_of_each
 from lowtide.cpu.comparison import is_faster, made_up, measured_ns
-from lowtide.cpu.networks import InOrder
 from lowtide.errors import LowtideError
 from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.graph import Graph, Node, Value
@@ -37,6 +36,7 @@ from lowtide.ir.operators.table import functional_base, writes_in_place
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.ir.text.graph_text import to_text
 from lowtide.lower.python import lower
+from lowtide.plan.contents import Decision
 from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
 from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, is_compiled, number
 from lowtide.regions.workers import compile_all
@@ -212,7 +212,7 @@ def _taken(body: Graph, reason: str | None) -> int | None:
         if reason is not None:
             raise NativeError(reason)
         runs = _run_of(body)
-        torchs = Program(lower(InOrder(body)), gradients=False)
+        torchs = Program(lower(Decision.in_order(body)), gradients=False)
         cache, name = _workspaces(body), _key(body)
         known = cache.load()
         if name not in known:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lowtide.base.graphs import connected
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.axes import Axis, Reduced, cut_by, innermost, is_innermost
 from lowtide.ir.operators.nodes import axes_of
@@ -111,12 +112,9 @@ class DimensionGraph:
         joined = [[number.of(value, dim) for value, dim in cut] for mine in cuts for cut in mine]
         for before, after in (pair for node in graph.nodes for pair in node.writes):
             joined += ([first[before] + dim, first[after] + dim] for dim in range(len(before.shape)))
-        sets = _Sets(number.count)
-        for numbers in joined:
-            sets.join(numbers)
-        component_of, count = sets.numbered()
+        component_of = connected(number.count, joined)
         components = tuple(tuple(component_of[number.of(*next(iter(cut)))] for cut in mine) for mine in cuts)
-        return cls(graph, axes, components, first, component_of, count)
+        return cls(graph, axes, components, first, tuple(component_of), len(set(component_of)))
 
     def component(self, value: Value, dim: int) -> int:
         """The component that a dimension of a value belongs to."""
@@ -166,30 +164,3 @@ class _DimensionNumbers:
             self.inner[value, dim] = self.count
             self.count += 1
         return self.inner[value, dim]
-
-
-class _Sets:
-    """Disjoint sets of numbers."""
-
-    def __init__(self, count: int) -> None:
-        self._leader = list(range(count))
-
-    def join(self, numbers: list[int]) -> None:
-        leaders = [self._find(number) for number in numbers]
-        for other in leaders[1:]:
-            if leaders[0] != other:
-                self._leader[max(leaders[0], other)] = min(leaders[0], other)
-                leaders[0] = min(leaders[0], other)
-
-    def _find(self, number: int) -> int:
-        leader = self._leader
-        while leader[number] != number:
-            leader[number] = leader[leader[number]]
-            number = leader[number]
-        return number
-
-    def numbered(self) -> tuple[tuple[int, ...], int]:
-        """The number of its set for each, and how many sets there are."""
-        names: dict[int, int] = {}
-        numbers = tuple(names.setdefault(self._find(number), len(names)) for number in range(len(self._leader)))
-        return numbers, len(names)

@@ -21,7 +21,6 @@ from lowtide.split.judge import Judge, Prices
 from lowtide.split.proposals import SplitCandidate, candidates_of
 from lowtide.split.rewrite import Loops
 from lowtide.split.search import FissionSearch, Root, SearchWidth
-from lowtide.split.sets import FissionTree
 
 _PARTS = 16
 
@@ -49,8 +48,7 @@ def loss_in_parts(graph: Graph) -> LossInParts | None:
         chosen = max(sets, key=_worth, default=None)
         if chosen is None or chosen.saved_bytes <= 0:
             return None
-        tree = FissionTree.of([chosen.region]).enable(0, min(_PARTS, chosen.region.units))
-        graph_in_parts = loops.graph_of(tree)
+        graph_in_parts = loops.graph_of({chosen.region: min(_PARTS, chosen.region.units)})
     except CheckError:  # symbolic sizes, or a set that cannot run in parts
         return None
     return LossInParts(graph_in_parts, next(Loop.of(node).body.dimensions[0].name for node in graph_in_parts.nodes if is_loop(node)))

@@ -19,8 +19,9 @@ A loop may leave its first result in one of its arguments: a part of it goes whe
 An argument may be taken where it is cut as the result is, lies just as that does, and no node of the body reads a part of it once the
 result is written there; the node that writes may read it if that works element by element. Whether it dies at the loop, others decide.
 
-Regions of one graph are split once and their bodies put in order once, however many trees they are in. So a graph for a tree of splits is
-put together from loops that are known, and what one costs is known by its body and the size of a part.
+Regions of one graph are split once and their bodies put in order once, however many graphs they are in. So a graph for some splits is put
+together from loops that are known, and what one costs is known by its body and the size of a part. Of the paper's fission tree (section
+4.3) and its mutations (5.1) there is only this: sets are split together where they lie apart.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from graphlib import CycleError
 from typing import TypeAlias
 
+from lowtide.base.graphs import in_turn
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
@@ -47,7 +49,7 @@ from lowtide.split.dimensions import DimensionGraph
 from lowtide.split.names import AlikeParts, ComponentTable
 from lowtide.split.parts import Parts
 from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse
-from lowtide.split.sets import FissionTree, Regions, SplitSet
+from lowtide.split.sets import Regions, SplitSet
 
 
 def takes(node: Node) -> tuple[tuple[Value, str], ...]:
@@ -188,29 +190,10 @@ def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], pre
         if own[place] >= 0 and item[place] == place:
             waits[place].add(count + own[place])
     there = [*(place for place in range(count) if item[place] == place), *range(count, len(turn))]
-    yield from ((own[each], each) if each < count else (each - count, -1) for each in _sorted(there, turn, waits))
-
-
-def _sorted(items: Sequence[int], turn: Sequence[int], waits: Sequence[set[int]]) -> Iterator[int]:
-    """Items behind what they wait for, otherwise by their turns."""
-    left = {each: len(waits[each]) for each in items}
-    then: dict[int, list[int]] = {}
-    for each in items:
-        for other in waits[each]:
-            then.setdefault(other, []).append(each)
-    ready = [(turn[each], each) for each in items if not left[each]]
-    heapify(ready)
-    done = 0
-    while ready:
-        each = heappop(ready)[1]
-        done += 1
-        yield each
-        for other in then.get(each, ()):
-            left[other] -= 1
-            if not left[other]:
-                heappush(ready, (turn[other], other))
-    if done < len(items):
-        raise CheckError("fission: expected sets that come one after another, got some that wait for one another")
+    try:
+        yield from ((own[each], each) if each < count else (each - count, -1) for each in in_turn({at: waits[at] for at in there}, turn))
+    except CycleError:
+        raise CheckError("fission: expected sets that come one after another, got some that wait for one another") from None
 
 
 def _named(graph: Graph, wanted: Split) -> Split:
@@ -335,9 +318,10 @@ class Loops:
         self.regions = Regions(DimensionGraph.of(graph))
         self._known: dict[tuple[int, int], SetLoop | None] = {}
 
-    def graph_of(self, tree: FissionTree) -> Graph:
-        """The graph with loops in the places of all that a tree splits. Raises CheckError where that cannot be."""
-        split = [self.divided(tree.regions[number], tree.parts[number]) for number in tree.split]
+    def graph_of(self, parts: Mapping[SplitSet, int]) -> Graph:
+        """The graph in which these sets run in so many parts. Raises CheckError where that cannot be, as where one touches another."""
+        largest_first = sorted(parts, key=lambda region: (-len(region.axes), region.bits, region.component))
+        split = [self.divided(region, parts[region]) for region in largest_first]
         return with_loops(self.graph, split, self.regions.before).graph if split else self.graph
 
     def divided(self, region: SplitSet, parts: int) -> SetLoop:

@@ -12,6 +12,7 @@ from functools import cached_property
 from math import gcd
 from typing import NoReturn
 
+from lowtide.base.graphs import connected
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Node, Storage, Value
 from lowtide.ir.operators.axes import Axis, Combine, Reduced, argument, cut_by, is_innermost
@@ -59,22 +60,15 @@ def _look(value: Value, roles: Roles) -> tuple[Hashable, ...]:
 
 def _check_connected(wanted: Split, roles: Roles) -> None:
     """Whether tensors hold the set together; what is whole and comes from outside holds nothing."""
-    leader = {node: node for node in wanted.nodes}
-
-    def find(node: Node) -> Node:
-        while leader[node] is not node:
-            leader[node] = leader[leader[node]]
-            node = leader[node]
-        return node
-
-    first: dict[Value, Node] = {}
-    for node in wanted.nodes:
+    holding: dict[Value, list[int]] = {}
+    for at, node in enumerate(wanted.nodes):
         for value in (*node.inputs, *node.results):
             if value in roles.dims or value not in roles.whole:
-                leader[find(node)] = find(first.setdefault(value, node))
-    groups = {find(node) for node in wanted.nodes if wanted.axes[node] is not None}
-    if len(groups) > 1:
-        refuse(min(groups, key=wanted.nodes.index), "a connected set, got several that have nothing to do with one another")
+                holding.setdefault(value, []).append(at)
+    apart = connected(len(wanted.nodes), holding.values())
+    cut = {component: node for component, node in zip(apart, wanted.nodes, strict=True) if wanted.axes[node] is not None}
+    if len(cut) > 1:
+        refuse(next(iter(cut.values())), "a connected set, got several that have nothing to do with one another")
 
 
 MERGES = {

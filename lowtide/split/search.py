@@ -1,10 +1,10 @@
 """One search over graphs: which sets run in parts, and in how many (MAGIS, section 6.2, Algorithm 3).
 
-A state is a graph: one that computes what the captured one does, or what a tree of splits makes of that. Few evictions tell what it
-takes within each of some limits (`judge`). A state that is best within some limit is on the frontier, and is gone on from: what stands
-where its sequences are highest is the heat, whose dominators give new sets to split (`split.proposals`), and every mutation of its tree
-is a neighbour. Which neighbour is judged next is told by an estimate: its parent's times, within as much more memory as it spares, and what
-its loops cost. States are known by what they split, so that none is judged twice.
+A state is a graph: one that computes what the captured one does, or what splits make of that. Few evictions tell what it takes within each
+of some limits (`judge`). A state that is best within some limit is on the frontier, and is gone on from: what stands where its sequences
+are highest is the heat, whose dominators give new sets to split (`split.proposals`), and every other choice of its splits is a neighbour.
+Which neighbour is judged next is told by an estimate: its parent's times, within as much more memory as it spares, and what its loops cost.
+States are known by what they split, so that none is judged twice.
 
 Nothing here knows a limit that is asked for, reads a clock or measures: the same graph at the same prices always gives the same graphs.
 Effort is counted in states. Planning searches what is chosen in earnest, and compares.
@@ -27,7 +27,7 @@ from lowtide.ir.graph import Graph
 from lowtide.split.judge import Judge, JudgedGraph, Prices
 from lowtide.split.proposals import SplitCandidate, candidates_of
 from lowtide.split.rewrite import Loops
-from lowtide.split.sets import FissionTree, SplitSet
+from lowtide.split.sets import SplitSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,8 @@ class FissionSearch:
         root = self.roots[which]
         self._seen.add(_key(which, splits))
         try:
-            graph = root.graph if root.loops is None else root.loops.graph_of(_tree(splits))
+            parts = {region: count for group, count in splits for region in group.regions}
+            graph = root.graph if root.loops is None else root.loops.graph_of(parts)
         except CheckError:
             return None
         state = SplitState(which, splits, self.judge.of(graph, root.prices, parent.judged if parent is not None else None))
@@ -291,15 +292,6 @@ def _spared_bytes(split: tuple[AlikeRegions, int]) -> float:
     """What parts spare of what two parts would: nearly twice that, where they are many."""
     group, parts = split
     return 2 * group.saved_bytes * (1 - 1 / parts)
-
-
-def _tree(splits: Splits) -> FissionTree:
-    """The tree of some splits. Raises CheckError where they cross."""
-    parts = {id(region): count for group, count in splits for region in group.regions}
-    tree = FissionTree.of([region for group, _ in splits for region in group.regions])
-    for number, region in enumerate(tree.regions):
-        tree = tree.enable(number, parts[id(region)])
-    return tree
 
 
 def _gain(best: Times, us: Times) -> float:

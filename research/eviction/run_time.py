@@ -83,7 +83,7 @@ def problem_at(
     swap: Device | None = None,
 ) -> RematProblem:
     """The problem of sequences at a point; nodes take over memory only where they may everywhere."""
-    known = replace(program.problem, workspace_bytes=tuple(workspace_bytes), round_to=round_to).at(point)
+    known = replace(replace(program.problem, round_to=round_to).at(point), workspace_bytes=np.array(workspace_bytes, np.int64))
     return RematProblem.of(at(program.graph, point), cost_us, workspace_bytes, round_to=round_to, swap=swap, known=known)
 
 

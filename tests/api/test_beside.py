@@ -248,11 +248,11 @@ def test_what_the_loss_does_not_read_changes_as_it_likes():
     owner.history = []
     model, optimizer = model_and_optimizer()
     step = lowtide.optimize(model, (torch.ones(6, 3),), loss=owner.method, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
-    before = step._families
+    before = step._lookup.families
     for at in range(3):
         owner.history.append(step(torch.ones(6, 3)))
         owner.number = at
-    assert step._families is before
+    assert step._lookup.families is before
 
 
 def test_classes_are_as_they_were_after_a_capture():

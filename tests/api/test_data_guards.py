@@ -74,7 +74,7 @@ def both_ways(
 
 
 def captures(step: lowtide.Step) -> int:
-    return len(step._families)
+    return len(step._lookup.families)
 
 
 # What is read, and from batches of how many kinds.

@@ -149,7 +149,7 @@ class Failing:
         self.start = self.training.state()
         names = self._names_before_loss()
         self.step = self.training.optimized()
-        self.variant = self.step._families[0].variants[0]  # the one that runs next
+        self.variant = self.step._lookup.families[0].variants[0]  # the one that runs next
         self.plan = self.variant.plan
         before = [node for node in self.variant.captured.graph.nodes if not is_view(node) and not node.op.startswith("py.")]
         self.operators: list[tuple[int, Any]] = []  # where eager runs it, and the graph's node
@@ -283,7 +283,7 @@ def test_a_call_without_gradients_that_fails_leaves_what_eager_leaves():
 
 def after_loss(step: lowtide.Step) -> list[tuple[int, int]]:
     """The lines that run after the first update, each with the count of parameters that are updated before it."""
-    plan = step._families[0].variants[-1].plan
+    plan = step._lookup.families[0].variants[-1].plan
     lines, done, written = positions(plan), set(), []
     for position, index in enumerate(plan.order):
         if done and not is_view(plan.graph.nodes[index]) and not plan.graph.nodes[index].op.startswith("py."):
@@ -309,7 +309,7 @@ def test_a_failure_after_the_loss_counts_what_was_updated():
 def test_a_failure_after_the_loss_that_has_updated_nothing_is_passed_on():
     training = Trained(CASES["plain"], 1)
     step, start = training.optimized(), training.state()
-    plan = step._families[0].variants[-1].plan
+    plan = step._lookup.families[0].variants[-1].plan
     with pytest.raises(InjectedError), _LineFailure(positions(plan).index(_first_update(plan)) + 1):
         step(*training.batch)
     assert_alike(start[:2], training.state()[:2])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api import policies
+from lowtide.api import other_shapes
 from tests.training import Settings, Snapshot, differences, eager_step
 
 ROWS = 8
@@ -106,7 +106,7 @@ def test_a_second_new_shape_runs_eagerly_with_one_warning(monkeypatch):
 
 
 def test_where_all_shapes_are_captured_many_are_warned_of_and_the_oldest_go(monkeypatch):
-    monkeypatch.setattr(policies, "MOST_SHAPES", 4)
+    monkeypatch.setattr(other_shapes, "MOST_SHAPES", 4)
     _, _, step = step_of(on_new_shape="extend")
     captures = count_captures(monkeypatch)
     for rows in (2, 3, 4):

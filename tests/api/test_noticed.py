@@ -316,7 +316,7 @@ def test_what_changes_before_every_call_is_told_and_then_left_to_the_loop():
     with pytest.warns(UserWarning, match="3 calls in a row: attribute 'word' of '' was.*run as the loop would") as told:
         anneal(12)
     assert len(told) == 1
-    assert len(step._families) == 4
+    assert len(step._lookup.families) == 4
     assert len(calls) == 12
     assert not differences(dict(model.state_dict()), dict(twin.state_dict()))
 
@@ -332,7 +332,7 @@ def test_what_comes_again_is_captured_though_its_cause_was_given_up():
 
     with pytest.warns(UserWarning, match="3 calls in a row"):
         run()
-    assert len(step._families) == 5
+    assert len(step._lookup.families) == 5
 
 
 def test_what_changes_within_an_object_is_named():

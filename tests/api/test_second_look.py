@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.api.policies import SecondLook
+from lowtide.api.recaptures import SecondLook
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 _NAME = "LOWTIDE_TEST_RATE"
@@ -159,7 +159,7 @@ def test_a_program_that_stays_as_it_is_is_never_another(make: Callable[[Any], to
         warnings.simplefilter("error")
         for at in range(4):
             before = torch.get_rng_state()
-            variants = step._families[0].variants
+            variants = step._lookup.families[0].variants
             difference = step._maker.difference(variants[min(at, len(variants) - 1)].captured, (X,), {})
             assert torch.equal(before, torch.get_rng_state())
             assert difference == ("", False)

@@ -34,7 +34,7 @@ def loss(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
 
 
 def loops(step: lowtide.Step) -> int:
-    return sum(is_loop(node) for variant in step._families[0].variants for node in variant.plan.graph.nodes)
+    return sum(is_loop(node) for variant in step._lookup.families[0].variants for node in variant.plan.graph.nodes)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])

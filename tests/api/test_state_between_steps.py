@@ -114,7 +114,7 @@ def test_a_loaded_state_dict_is_what_the_next_steps_go_on_from(late):
     for turn in range(5, 10):
         step(_batch(turn))
     _assert_as_eager(OPTIMIZERS["adamw"], model, optimizer, range(10), lambda eager: eager.param_groups[0].update(lr=0.01))
-    assert len(step._families) == 1
+    assert len(step._lookup.families) == 1
 
 
 @pytest.mark.parametrize("call", ["fetch", "save", "saved"])

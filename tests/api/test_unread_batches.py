@@ -30,7 +30,7 @@ def test_names_and_numbers_that_are_not_read_may_be_others():
     first = step(X, ["a.png", "b.png", "c.png"], 1)
     for at in range(3):
         assert step(X, [f"{at}.png", "b.png", "z.png"], at) < first
-    assert len(step._families) == 1
+    assert len(step._lookup.families) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*a second new shape")
@@ -89,7 +89,7 @@ def test_objects_that_are_not_read_may_be_others():
     step = step_of(unread, (X, Record(0), 0))
     for at in range(3):
         step(X, Record(at), at)
-    assert len(step._families) == 1
+    assert len(step._lookup.families) == 1
 
 
 @pytest.mark.parametrize("read", [lambda each: each.number, lambda each: vars(each)["number"], lambda each: 1.0 if each else 0.0])

@@ -433,8 +433,8 @@ def test_an_ordinary_loss_is_told_nothing_and_captured_once() -> None:
             model, (x,), loss=lambda model, x: model(x).mean() * loss_scale(), optimizer=optimizer, planning=planning, run=run
         )
         step(x)
-        made = len(step._families[0].variants)
+        made = len(step._lookup.families[0].variants)
         for _ in range(3):
             change()
             step(x)
-        assert len(step._families[0].variants) == made
+        assert len(step._lookup.families[0].variants) == made

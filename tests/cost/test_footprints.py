@@ -44,7 +44,7 @@ def _can_be_written(size):
 def odd_cases(draw):
     """Sizes with quotients, Max and Mod in them."""
     case = draw(cases(5))
-    numbers = {*case.tensor_bytes, *(task.workspace_bytes for task in case.tasks), case.resident_bytes}
+    numbers = {*case.tensor_bytes, case.resident_bytes}
     squares = SIZES.map(lambda size: size**2).filter(_can_be_written)
     size_of = {each: draw(squares) for each in sorted(numbers)}
     dimensions = tuple(Dimension(name, 1, 1 + draw(st.integers(0, 2))) for name in ("s0", "s1"))
@@ -62,7 +62,7 @@ def test_the_same_for_sizes_that_are_no_polynomials(symbolic, round_to, random):
 
 @unhurried
 @given(symbolic_cases(), st.data(), st.randoms(use_true_random=False))
-def test_measured_workspaces_count_beside_the_problems(symbolic, data, random):
+def test_measured_workspaces_count(symbolic, data, random):
     problem, order = symbolic.problem, some_order(symbolic, random)
     nodes = len(order)
     columns = data.draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes))
@@ -71,7 +71,7 @@ def test_measured_workspaces_count_beside_the_problems(symbolic, data, random):
     for point in points(symbolic.dimensions)[:6]:
         at_point = problem.at(point)
         more = np.array([0 if column < 0 else spaces[column] for column in columns], np.int64)
-        expected = simulate(replace(at_point, workspace_bytes=at_point.workspace_bytes + more), order).peak_bytes
+        expected = simulate(replace(at_point, workspace_bytes=more), order).peak_bytes
         assert found.at(point, spaces) == expected
 
 
@@ -99,7 +99,7 @@ def test_wrong_points_columns_and_sizes_are_refused():
     with pytest.raises(CheckError, match="expected columns of 0 nodes, got 1"):
         Footprints.of(problem, (), [0])
     for resident in ((S0**3,), (S0**2,) * 5):
-        huge = SymbolicProblem(problem.dimensions, problem.structure, (), (), resident)
+        huge = SymbolicProblem(problem.dimensions, problem.structure, (), resident)
         with pytest.raises(ShapeError, match=r"expected sizes that add up to at most 2\*\*62 bytes"):
             Footprints.of(huge, ()).at({"s0": 10**9})
 
@@ -107,12 +107,12 @@ def test_wrong_points_columns_and_sizes_are_refused():
 def test_no_sizes_are_floats_unless_they_come_near_the_limit(monkeypatch):
     """A product of floats waits for threads, which takes milliseconds where processors are busy; one of integers does not."""
     problem = symbolic_problem(Graph((), (), (), (Dimension("s0", 1, 10**9),)))
-    found = Footprints.of(SymbolicProblem(problem.dimensions, problem.structure, (), (), (S0**2,) * 4), ())
+    found = Footprints.of(SymbolicProblem(problem.dimensions, problem.structure, (), (S0**2,) * 4), ())
     asked = []
     monkeypatch.setattr(Footprints, "_adds_up_beyond", lambda self, vector: asked.append(vector) or False)
     assert found.at({"s0": 10**6}) == 4 * 10**12
     assert not asked
     assert found.at({"s0": 10**9}) == 4 * 10**18
     assert not asked
-    assert Footprints.of(SymbolicProblem(problem.dimensions, problem.structure, (), (), (S0**2,) * 5), ()).at({"s0": 10**9})
+    assert Footprints.of(SymbolicProblem(problem.dimensions, problem.structure, (), (S0**2,) * 5), ()).at({"s0": 10**9})
     assert asked

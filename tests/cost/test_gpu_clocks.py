@@ -121,12 +121,13 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr(Trials, "launches", launches)
     monkeypatch.setattr(timings, "cache_bytes", lambda device: 2**20)
+    monkeypatch.setattr(launched, "free_bytes", lambda device: 2**32)
     monkeypatch.setattr(Laboratory, "circumstances", lambda self, device: ("a test", device))
     return tried
 
 
 def test_both_times_are_remembered_views_have_the_hosts_and_what_cannot_be_run_both_of_the_rates(gpu, tmp_path):
-    times = [measure_timings(NODES, lambda: H100, limit_bytes=10**9) for _ in range(2)]
+    times = [measure_timings(NODES, lambda: H100) for _ in range(2)]
     assert times[0].us == times[1].us == (3.0, 2.0, H100.node_us(NODES[2]))
     assert times[0].issue_us == times[1].issue_us == (8.0, 8.0, 8.0)
     assert gpu.count("aten.sin.default") == 2  # with the others, and by itself as one of them fails
@@ -134,7 +135,7 @@ def test_both_times_are_remembered_views_have_the_hosts_and_what_cannot_be_run_b
     (path,) = tmp_path.glob("clocks-*.json")
     path.write_text(path.read_text().replace("2000 3000 8000", "4000 3000 8000"))
     with pytest.warns(RuntimeWarning, match="does not read"):
-        assert measure_timings(NODES[:1], lambda: H100, limit_bytes=10**9).us == (3.0,)
+        assert measure_timings(NODES[:1], lambda: H100).us == (3.0,)
 
 
 def test_a_roofline_has_two_clocks_beside_a_host():

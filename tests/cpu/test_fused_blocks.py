@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from bench.ago.blocks import all_legal
 from lowtide.api import maker as told
 from lowtide.base.messages import time_text
 from lowtide.cpu import network
 from lowtide.cpu import networks as made
-from lowtide.cpu.choice import Joins, chosen
 from lowtide.cpu.stages import RowBlock, with_blocks
 
 BLOCKS: list[tuple[int, tuple[int, ...]]] = []  # parts of each block that was made, and the shape that its window reads
@@ -48,7 +48,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(network, "with_blocks", joined)
-    monkeypatch.setattr(made, "tuned", lambda bare, *_: chosen(bare.stages, bare.body, bare.known, Joins.ALL))
+    monkeypatch.setattr(made, "tuned", all_legal)
     made._built.cache_clear()
 
 

@@ -13,7 +13,7 @@ import lowtide
 from lowtide.cost.cache import Cache
 from lowtide.cpu import networks as made
 from lowtide.cpu import trial as tuned
-from lowtide.cpu.choice import _ByModel
+from lowtide.cpu.choice import Choices
 from lowtide.ir.bodies import Region, is_region
 
 Times = Callable[[str, int, Sequence[int]], list[int]]
@@ -26,7 +26,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[nn.
     monkeypatch.setattr(tuned, "_cache", lambda: mine)
     monkeypatch.setattr(tuned, "_known", {})
     monkeypatch.setattr(made, "tuned", tuned.tuned)
-    monkeypatch.setattr(_ByModel, "is_close", lambda self, block: True)
+    monkeypatch.setattr(Choices, "is_close", lambda self, block: True)
     torch.manual_seed(0)
     middle = nn.Conv2d(24, 24, 3, padding=1, groups=24)
     yield nn.Sequential(nn.Conv2d(8, 24, 1), nn.ReLU(), middle, nn.Conv2d(24, 8, 1)).eval(), torch.randn(1, 8, 12, 12)

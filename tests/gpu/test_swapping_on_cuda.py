@@ -310,4 +310,4 @@ def test_state_between_steps_comes_to_the_device_and_goes_home_again():
     optimizer.load_state_dict(optimizer.state_dict())  # which torch puts where the parameters are
     step(*batch)
     assert all(item.is_pinned() for entries in optimizer.state.values() for item in entries.values() if item.nbytes >= 2**16)
-    assert len(step._families) == 1
+    assert len(step._lookup.families) == 1

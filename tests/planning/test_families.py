@@ -61,9 +61,9 @@ def test_a_family_keeps_its_promise_at_every_shape(name, share, request):
         found = family.plan(point)
         assert found.peak_bytes == member.peak_bytes(point) == family.peak_bytes(point)
         assert found.peak_bytes <= (asked.budget.memory_bytes or found.peak_bytes)
-        assert found.reuses == member.reuses
-        problem = order_problem(at(member.graph, point), found.workspace_bytes)
-        assert simulate(problem, member.order).peak_bytes == found.peak_bytes
+        assert found.reuses == member.decision.reuses
+        problem = order_problem(at(member.decision.graph, point), found.workspace_bytes)
+        assert simulate(problem, member.decision.order).peak_bytes == found.peak_bytes
         if share is not None:
             assert found.cost_report.time_us == family.time_us(point)
 
@@ -236,11 +236,11 @@ def test_a_family_that_swaps_keeps_its_promise(swap_state):
     planner = RangePlanner([[ranged(network(9, batch=2))]])
     asked = replace(within(planner, 0.45), links=links, swap_state=swap_state)
     (family,) = planner.families(asked)
-    assert any(node.op.startswith("host.") for member in family.members for node in member.graph.nodes)
+    assert any(node.op.startswith("host.") for member in family.members for node in member.decision.graph.nodes)
     assert any(family.choose({"length": length}) is not family.choose({"length": 16}) for length in (400, 450, 512))
     for length in (16, 150, 300, 400, 450, 512):
         point = {"length": length}
         found = family.plan(point)
         assert found.peak_bytes == family.peak_bytes(point) <= asked.budget.memory_bytes
-        assert found.reuses == family.choose(point).reuses
+        assert found.reuses == family.choose(point).decision.reuses
         assert family.time_us(point) <= 1.06 * own_plan(planner, asked, point).cost_report.time_us

@@ -94,7 +94,8 @@ def test_each_shape_computes_what_its_own_plan_computes(planner, share):
     for length in (8, 37, 100, 128):
         point = {"length": length}
         own = family.plan(point)
-        program, numeric = Program(lower(family.choose(point))), at(family.choose(point).graph, point)
+        decision = family.choose(point).decision
+        program, numeric = Program(lower(decision)), at(decision.graph, point)
         one, other = inputs_of(numeric.inputs, length), inputs_of(numeric.inputs, length)
         for found, expected in zip(program(one), Program(lower(own))(other), strict=True):
             assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
@@ -110,7 +111,7 @@ def test_times_stay_near_those_of_each_shapes_own_plan(planner, share):
         point = {"length": length}
         exact = [replace(each.at(point), node_us=DEVICE.graph_us(each.at(point).graph)) for each in planner.programs[0]]
         own, member = plan(exact, asked), family.choose(point)
-        assert sum(DEVICE.graph_us(at(member.graph, point))) <= 1.05 * own.cost_report.time_us
+        assert sum(DEVICE.graph_us(at(member.decision.graph, point))) <= 1.05 * own.cost_report.time_us
 
 
 def test_what_is_promised_in_between_is_near_what_is_measured_there(planner):

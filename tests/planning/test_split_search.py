@@ -12,6 +12,7 @@ from torch import optim
 from torch.nn import functional as F
 
 from lowtide.cost.presets import preset
+from lowtide.errors import CheckError
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.text.graph_text import to_text
@@ -156,7 +157,7 @@ def test_feed_forward_layers_over_tokens(program, base):
     assert region is not None
     assert _ops(base, region).count("mm") == 2
     assert "gelu" in _ops(base, region)
-    same(program, checked(Loops(base).graph_of(_tree(region, 5))))
+    same(program, checked(Loops(base).graph_of({region: 5})))
 
 
 def test_micro_batches_of_a_segment_accumulate_gradients(program, base):
@@ -166,7 +167,7 @@ def test_micro_batches_of_a_segment_accumulate_gradients(program, base):
     kinds = {value.storage.kind for place in region.axes for value in base.nodes[place].results}
     assert {Kind.ACTIVATION, Kind.GRADIENT} <= kinds
     assert sum(len(value.shape) == 2 for value in region.accumulated) >= 2 * (BLOCKS - 1)
-    graph = checked(Loops(base).graph_of(_tree(region, 4)))
+    graph = checked(Loops(base).graph_of({region: 4}))
     loop = Loop.of(next(node for node in graph.nodes if is_loop(node)))
     assert [count for _, count in loop.sizes] == [3]
     same(program, graph)
@@ -176,16 +177,17 @@ def _ops(graph: Graph, region) -> list[str]:
     return [graph.nodes[place].op.split(".")[1] for place in region.axes]
 
 
-def _tree(region, parts: int):
-    from lowtide.split.sets import FissionTree
-
-    return FissionTree.of([region]).enable(0, parts)
+def test_sets_that_touch_are_not_split_together(base):
+    regions = sorted((each.region for each in candidates(base)), key=lambda each: -len(each.axes))
+    other = next(each for each in regions[1:] if each.bits & regions[0].bits)
+    with pytest.raises(CheckError, match="expected sets that lie apart"):
+        Loops(base).graph_of({regions[0]: 2, other: 2})
 
 
 def test_a_price_of_a_loop_is_that_of_its_parts(base):
     prices = Prices(base, DEVICE.graph_us(base), (0,) * len(base.nodes), DEVICE)
     region = max((each.region for each in candidates(base)), key=lambda each: len(each.axes))
-    graph = Loops(base).graph_of(_tree(region, 3))
+    graph = Loops(base).graph_of({region: 3})
     for node, us in zip(graph.nodes, prices.us(graph), strict=True):
         assert us == pytest.approx(DEVICE.node_us(node), rel=1e-9)
 

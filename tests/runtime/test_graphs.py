@@ -291,8 +291,8 @@ def test_products_and_quotients_of_lists_have_the_bits_of_a_number(dtype):
 @pytest.mark.parametrize(("dtype", "free"), [(torch.float32, {"group 0.lr", "group 0.decay"}), (torch.bfloat16, set())])
 def test_numbers_are_tensors_only_where_bits_stay(dtype, free):
     *_, step = _made(lambda parameters: _Decayed(parameters, 0.1), dtype=dtype, loss=lambda model, x: model(x).square().mean())
-    found = NumberTensors.of(step._current.decision, "cpu")
-    assert {str(step._current.captured.slots[at]) for at in (() if found is None else found.free)} == free
+    found = NumberTensors.of(step._lookup.current.decision, "cpu")
+    assert {str(step._lookup.current.captured.slots[at]) for at in (() if found is None else found.free)} == free
     row = torch.randn(1000, dtype=dtype)
     assert torch.equal(row * 0.1, row * torch.tensor(0.1, dtype=dtype)) == bool(free)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import SAME, SUM, Access, Axis, DimsByArgument, Index, Nest, NestLoop, axis, given
+from lowtide.ir.operators.axes import SAME, SUM, Axis, DimsByArgument, axis, given
 from lowtide.ir.operators.row import Count, Fusion, MaskSplit, Operator
 from lowtide.ir.operators.shapes import bytes_of, made_shape, read_bytes, shape_of
 
@@ -84,39 +84,11 @@ def convolution_gradients(node: Node) -> int:
     return read_bytes(node, unread) + bytes_of(node.results)
 
 
-def loops(node: Node) -> Nest | None:
-    """x[n, in, ..], weight[out, in of a group, ..]; depthwise where a group has one channel."""
-    x, weight, groups = node.args[0], node.args[1], node.args[8]
-    result_shape = made_shape(node)
-    if node.args[6] is not False or not isinstance(x, Value) or not isinstance(weight, Value) or not isinstance(groups, int):
-        return None
-    kernel, given = shape_of(node, 1), shape_of(node, 0)
-    space = len(kernel) - 2
-    if len(given) != space + 2:
-        return None
-    stride, dilation = _pair(node.args[3], space), _pair(node.args[5], space)
-    out = (NestLoop("g", groups), NestLoop("o", kernel[0] // groups)) if groups > 1 else (NestLoop("o", kernel[0]),)
-    positions = tuple(NestLoop(f"y{dim}", extent) for dim, extent in enumerate(result_shape[2:]))
-    window = tuple(NestLoop(f"r{dim}", extent, True) for dim, extent in enumerate(kernel[2:]))
-    loops = (NestLoop("n", result_shape[0]), *out, *positions, NestLoop("i", kernel[1], True), *window)
-    channel: Index = (("g", kernel[1]), ("i", 1)) if groups > 1 else (("i", 1),)
-    moved = tuple(((f"y{dim}", stride[dim]), (f"r{dim}", dilation[dim])) for dim in range(space))
-    first: Index = (("g", kernel[0] // groups), ("o", 1)) if groups > 1 else (("o", 1),)
-    weights = (first, (("i", 1),), *(((f"r{dim}", 1),) for dim in range(space)))
-    return Nest(loops, (Access(x, ((("n", 1),), channel, *moved)), Access(weight, weights)))
-
-
-def _pair(arg: Arg, count: int) -> tuple[int, ...]:
-    """Numbers for each dimension in space; one stands for all."""
-    pair = tuple(each for each in arg if isinstance(each, int)) if isinstance(arg, tuple) else ()
-    return pair if len(pair) == count else (pair or (1,)) * count
-
-
 # Backends compute the gradient of the input by one kernel, and those of weight and bias by another.
 _GRADIENTS = ((0,), (1, 2))
 
 ROWS = (
-    Operator(name="aten.convolution", axes=convolution, nest=loops, fusion=Fusion.COMPLEX, flops=multiplications),
+    Operator(name="aten.convolution", axes=convolution, fusion=Fusion.COMPLEX, flops=multiplications),
     Operator(name="aten.convolution_overrideable", flops=multiplications),
     Operator(
         name="aten.convolution_backward",

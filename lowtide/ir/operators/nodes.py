@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.axes import Access, Axis, Index, Nest, NestLoop
-from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, SAVE, STORE, Collective, Draws, Fusion, Operator
-from lowtide.ir.operators.shapes import Bounds, below, ints, up_to
+from lowtide.ir.operators.axes import Axis
+from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, SAVE, STORE, Collective, Draws, Operator
+from lowtide.ir.operators.shapes import Bounds, below, up_to
 from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import product
 
@@ -105,30 +104,6 @@ def axes_of(node: Node) -> tuple[Axis, ...]:
     """Along what a node can be run in parts; () where it cannot, or nobody knows."""
     rule = row_of(node.op).axes
     return () if rule is None or node.body is not None or is_random(node) else tuple(rule(node))
-
-
-def nest_of(node: Node) -> Nest:
-    """The loops around an operator. Raises CheckError where a shape is symbolic."""
-    rule = row_of(node.op).nest
-    nest = None if rule is None else rule(node)
-    return _by_shape(node) if nest is None else nest
-
-
-def _by_shape(node: Node) -> Nest:
-    """A loop for each dimension of the largest result or argument."""
-    values = [value for value in node.outputs if value is not None] or list(node.inputs)
-    shapes = [ints(node, value) for value in (*values, *node.inputs) if value.storage.kind.value not in ("parameter", "buffer")]
-    largest = max(shapes, key=prod, default=())
-    loops = tuple(NestLoop(f"d{dim}", extent) for dim, extent in enumerate(largest))
-    result = node.outputs[0] if node.outputs and node.outputs[0] is not None else None
-    if result is None or ints(node, result) != largest or row_of(node.op).fusion is not Fusion.ELEMENTWISE:
-        return Nest(loops)
-    return Nest(loops, tuple(Access(value, _broadcast(ints(node, value), len(largest))) for value in node.inputs))
-
-
-def _broadcast(shape: tuple[int, ...], rank: int) -> tuple[Index, ...]:
-    """Dimensions aligned at the end; what has an extent of 1 is no loop's."""
-    return tuple(((f"d{rank - len(shape) + dim}", 1),) if extent != 1 else () for dim, extent in enumerate(shape))
 
 
 def is_collective(node: Node) -> bool:

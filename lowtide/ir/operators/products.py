@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import SUM, Access, Axis, DimsByArgument, Nest, NestLoop, Role, axis, by_letters, given
+from lowtide.ir.operators.axes import SUM, Axis, DimsByArgument, Role, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Draws, Fusion, Operator
 from lowtide.ir.operators.shapes import made_shape, shape_of
 
@@ -52,33 +52,20 @@ def multiplications_backward(node: Node) -> int:
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-def loops(node: Node) -> Nest | None:
-    """query[b, h, q, e], key[b, h, k, e], value[b, h, k, v]: two products, over e and over k."""
-    query, key, value = node.args[:3]
-    if not (isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)) or len(query.shape) != 4:
-        return None
-    (b, h, q, e), k, v = shape_of(node, 0), shape_of(node, 1)[2], shape_of(node, 2)[3]
-    loops = (NestLoop("b", b), NestLoop("h", h), NestLoop("q", q), NestLoop("k", k, True), NestLoop("e", e, True), NestLoop("v", v))
-    named = ((query, "bhqe"), (key, "bhke"), (value, "bhkv"))
-    return Nest(loops, tuple(Access(each, tuple(((letter, 1),) for letter in letters)) for each, letters in named))
-
-
 def _forward(name: str, probability: int, **columns: Any) -> Operator:
     """Attention that draws where its probability of dropout is not zero, which is the argument at a position."""
     return Operator(name=f"aten.{name}", draws=Draws.WITH_PROBABILITY, probability=probability, **columns)
 
 
-_IN_KERNELS: dict[str, Any] = {"nest": loops, "fusion": Fusion.COMPLEX}
-
 _ATTENTION = (
-    _forward("_scaled_dot_product_flash_attention_for_cpu", 3, axes=attention, flops=multiplications, **_IN_KERNELS),
+    _forward("_scaled_dot_product_flash_attention_for_cpu", 3, axes=attention, flops=multiplications, fusion=Fusion.COMPLEX),
     _forward("_scaled_dot_product_flash_attention", 3, flops=multiplications),
     _forward("_scaled_dot_product_flash_attention.quantized", 6, flops=multiplications),
     _forward("_scaled_dot_product_efficient_attention", 5, flops=multiplications),
     _forward("_scaled_dot_product_cudnn_attention", 5, flops=multiplications),
-    _forward("_scaled_dot_product_attention_math", 4, **_IN_KERNELS),
+    _forward("_scaled_dot_product_attention_math", 4, fusion=Fusion.COMPLEX),
     _forward("_scaled_dot_product_attention_math_for_mps", 4),
-    _forward("scaled_dot_product_attention", 4, **_IN_KERNELS),
+    _forward("scaled_dot_product_attention", 4, fusion=Fusion.COMPLEX),
     Operator(name="aten._scaled_dot_product_fused_attention_overrideable", draws=Draws.ALWAYS),
     Operator(name="aten._cudnn_attention_forward", draws=Draws.ALWAYS),
     Operator(name="aten._efficient_attention_forward", draws=Draws.ALWAYS),
@@ -172,20 +159,18 @@ def vectors(left: int, right: int) -> Count:
 
 def _product(name: str, text: str, flops: Count, **columns: Any) -> Operator:
     """A product by its letters, see `einsum`."""
-    return Operator(name=name, axes=einsum(text), any_strides=True, nest=by_letters(text), flops=flops, **columns)
+    return Operator(name=name, axes=einsum(text), any_strides=True, flops=flops, **columns)
 
-
-_GENERATED = Fusion.COMPLEX
 
 ROWS = (
     *_ATTENTION,
-    _product("aten.mm", "mk,kn->mn", matrices(0, 1), fusion=_GENERATED, in_layout="lowtide.mm_in_layout.default"),
+    _product("aten.mm", "mk,kn->mn", matrices(0, 1), fusion=Fusion.COMPLEX, in_layout="lowtide.mm_in_layout.default"),
     Operator(name="aten.mm.default", out="aten.mm.out", adding="aten.addmm_.default", added="aten.addmm.default", weight_of_rows=1),
-    _product("aten.bmm", "bmk,bkn->bmn", matrices(0, 1), fusion=_GENERATED, in_layout="lowtide.bmm_in_layout.default"),
+    _product("aten.bmm", "bmk,bkn->bmn", matrices(0, 1), fusion=Fusion.COMPLEX, in_layout="lowtide.bmm_in_layout.default"),
     Operator(name="aten.bmm.default", out="aten.bmm.out", adding="aten.baddbmm_.default", added="aten.baddbmm.default"),
-    _product("aten.addmm", "[mn],mk,kn->mn", matrices(1, 2), fusion=_GENERATED, in_layout="lowtide.addmm_in_layout.default"),
+    _product("aten.addmm", "[mn],mk,kn->mn", matrices(1, 2), fusion=Fusion.COMPLEX, in_layout="lowtide.addmm_in_layout.default"),
     Operator(name="aten.addmm.default", out="aten.addmm.out", weight_of_rows=2),
-    _product("aten.baddbmm", "[bmn],bmk,bkn->bmn", matrices(1, 2), fusion=_GENERATED, in_layout="lowtide.baddbmm_in_layout.default"),
+    _product("aten.baddbmm", "[bmn],bmk,bkn->bmn", matrices(1, 2), fusion=Fusion.COMPLEX, in_layout="lowtide.baddbmm_in_layout.default"),
     Operator(name="aten.baddbmm.default", out="aten.baddbmm.out"),
     Operator(name="aten.addbmm", flops=matrices(1, 2), in_layout="lowtide.addbmm_in_layout.default"),
     *(Operator(name=f"lowtide.{name}_in_layout", flops=matrices(0, 1)) for name in ("mm", "bmm")),
@@ -195,6 +180,6 @@ ROWS = (
     _product("aten.dot", "k,k->", vectors(0, 1)),
     _product("aten.vdot", "k,k->", vectors(0, 1)),
     _product("aten.addr", "[mn],m,n->mn", vectors(1, 2)),
-    Operator(name="aten.matmul", axes=matmul, any_strides=True, fusion=_GENERATED, flops=matrices(0, 1)),
-    Operator(name="aten.linear", axes=linear, any_strides=True, fusion=_GENERATED),
+    Operator(name="aten.matmul", axes=matmul, any_strides=True, fusion=Fusion.COMPLEX, flops=matrices(0, 1)),
+    Operator(name="aten.linear", axes=linear, any_strides=True, fusion=Fusion.COMPLEX),
 )

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import Axis, NestRule
+from lowtide.ir.operators.axes import Axis
 from lowtide.ir.operators.shapes import Bounds
 
 # Copies to the host's memory and back, see `ir.graph`.
@@ -172,7 +172,6 @@ class Operator:
     launches: int = 1  # kernels that one run starts on a device
     axes: AxesRule | None = None  # along what it can be run in parts
     any_strides: bool = False  # it is known to read tensors however they are laid out; not all kernels look at strides
-    nest: NestRule | None = None  # the loops around it
     fusion: Fusion = Fusion.NONE
     fusible: bool = False  # in a training step it gains by sharing a kernel: elementwise, a norm, a reduction, a change of layout
     scaled: bool = False  # a number that differs from call to call may be among its arguments: it does a few sums and products

@@ -30,9 +30,10 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node
-from lowtide.ir.operators.nodes import is_view, nest_of
+from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.row import Fusion
 from lowtide.ir.operators.table import row_of
+from research.fusion.loops import extents_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class LoopWeights:
 
     def of(self, node: Node) -> float:
         """The weight of an operator. Raises CheckError where a shape is symbolic."""
-        return sum(self.slope * each.extent + self.bias for each in nest_of(node).loops)
+        return sum(self.slope * extent + self.bias for extent in extents_of(node))
 
 
 CONSTANT = {Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT}

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bench.ago.balance import Balance, cluster_weights, histogram, of_clusters
-from lowtide.cpu.partition import is_complex, merge, partition, partition_of_operators, split
 from lowtide.errors import CheckError
 from lowtide.ir.graph import Graph
+from research.fusion.clusters import is_complex, merge, partition, partition_of_operators, split
 from tests.cpu.networks import inverted_residuals, mixed
 
 Edges = list[tuple[int, int]]

@@ -1,0 +1,188 @@
+"""Which program a call runs: one that was captured before, or one that is captured for it; and whether it is still the caller's program."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from lowtide.api.home import send_home
+from lowtide.api.maker import Family, StepMaker
+from lowtide.api.other_shapes import captured, change_of_kind, read_unlike
+from lowtide.api.range_maker import RangeMaker
+from lowtide.api.recaptures import Recaptures, SecondLook
+from lowtide.api.variant import Variant
+from lowtide.base.messages import warn
+from lowtide.capture.batches import can_stand_in
+from lowtide.capture.care.turns import turn
+from lowtide.capture.data.facts import Facts
+from lowtide.errors import StepError
+from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
+from lowtide.runtime.caller import ChangedError, View
+
+_UNSEEN = (
+    "lowtide has not seen what it reads there change, so calls since may have been of the old program. It is captured anew; "
+    'hand it over as a tensor of the batch, or in an attribute of an object (Run(check="always") looks at each call)'
+)
+_COUNTS = (
+    "a captured step would not count on: from here on steps run as the loop would run them, without lowtide; count outside of the step"
+)
+_MOST_EARLIER = 40  # captures that are remembered
+
+
+class Lookup:
+    """The programs of a step for batches of one shape: finds that for what the caller holds, and has it captured where there is none."""
+
+    def __init__(
+        self, maker: StepMaker | RangeMaker, batch: BatchSpec, family: Family, check: str, obstacle: str, *, limited: bool
+    ) -> None:
+        """`check` as in `Run`. `obstacle`: why nothing can run. `limited`: the caller's own loop would not do what is asked for."""
+        self._maker, self.batch, self.check_policy, self._obstacle, self._limited = maker, batch, check, obstacle, limited
+        self._caller, self._peers, program = maker.capturing.caller, maker.capturing.peers, maker.capturing.program
+        self._between_steps = program is not None and program.between_steps
+        self.families = [family]  # the one whose plan is shown first, then newest first
+        self.current = family.variants[-1]  # that ran last
+        self._recaptures = Recaptures()
+        self._checks = dict[int, SecondLook]()  # by family
+        self.check = self._check_of(family)  # of the family that runs
+        self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
+        self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
+
+    @property
+    def main(self) -> Variant:
+        """What most steps run; the first step of most optimizers, which makes their state, is another program."""
+        return self.families[0].variants[-1]
+
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> tuple[Variant, list[Any], View] | None:
+        """The program for a call, captured now where there is none, its inputs, and what the caller holds.
+
+        None where the caller's own loop is to run, which `always` is never so. Raises NewShapeError for a batch of another shape.
+        """
+        with self._turn():
+            now, chosen = self._looked_up(args, kwargs)
+            if self._unseen and not always:
+                return None
+            if isinstance(chosen, tuple):
+                self._recaptures.none()
+            else:
+                if not self._recaptures.allows(chosen or self._change(now), always=always):
+                    self._unseen = chosen if self._is_stale(self.current) else ""
+                    return None
+                self._capture(args, kwargs)
+                chosen = self.find(now)
+            if not isinstance(chosen, tuple):
+                why = chosen or "is the optimizer's state changed by another thread?"
+                raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
+            self.current = chosen[0]
+            return *chosen, now
+
+    def find(self, now: View) -> tuple[Variant, list[Any]] | str:
+        """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
+        facts, changed = Facts(now.read), ""
+        for variant in (self.current, *(each for each in self._variants() if each is not self.current)):
+            if not variant.fits(now, facts) or (self._stale and self._is_stale(variant)):
+                continue
+            try:
+                inputs = variant.inputs(now)
+            except ChangedError as error:
+                changed = changed or str(error)
+                continue
+            self._show(variant)
+            return variant, inputs
+        return changed
+
+    def _show(self, variant: Variant) -> None:
+        """Make the family of a variant the one whose plan is shown."""
+        if variant is not self.current and (family := self._family_of(variant)) is not self.families[0]:
+            self.families = [family, *(other for other in self.families if other is not family)]
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """While this lasts what the caller holds is what it is. Processes wait for one another, each of them for one step alone."""
+        return nullcontext() if self._peers.several else turn()
+
+    def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str]:
+        """What the caller holds now, and what `find` finds for it; processes that train together go on only where all go the same way."""
+        try:
+            leaves = self._leaves_of(args, kwargs)
+            if self._obstacle:
+                raise StepError(self._obstacle)
+            self._maker.capturing.check_wrapper()
+            self._caller.begin_step()
+            now = self._caller.view(leaves)
+            chosen = self.find(now)
+            if isinstance(chosen, str) and self._between_steps and send_home(now, self._variants()):
+                chosen = self.find(now)
+            if isinstance(chosen, tuple) and not self._unseen:
+                chosen = self._looked_again(chosen[0], args, kwargs) or chosen
+        except NewShapeError as error:
+            self._peers.meet(f"a new program for {described(error.shape)}")
+            raise
+        except Exception as error:
+            self._peers.refuse(error)
+            raise
+        if self._peers.several:
+            which = "a new program" if isinstance(chosen, str) else f"program {self._number(chosen[0])}"
+            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, self._variants()))
+        return now, chosen
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Capture the program as it is now; it becomes the one whose plan is shown."""
+        self._maker.capturing.note_numbers(self.current.premises.other_numbers())
+        number = 1 + max(family.number for family in self.families)
+        new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
+        self.families = [new, *self.families[:_MOST_EARLIER]]
+        if self.batch.unread and self._reads(args, kwargs, self.batch.unread_in(args, kwargs)):
+            # It may read what the others did not: then it is for the values of this batch.
+            self.batch = BatchSpec.of(args, kwargs, self._maker.capturing.device, self.batch.training)
+        self._check_of(new).begin()
+
+    def _change(self, now: View) -> str:
+        return change_of_kind(now, [family.variants[-1] for family in self.families]) or self.current.premises.change()
+
+    def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The leaves of a batch; of those that are no tensors the program reads none that may differ."""
+        try:
+            return self.batch.leaves_of(args, kwargs)
+        except OtherValueError:
+            others = self.batch.other_values(args, kwargs)
+            if self._peers.several or not all(map(can_stand_in, others.values())) or self._reads(args, kwargs, others.keys()):
+                raise
+        self.batch = self.batch.with_unread(others)
+        return self.batch.leaves_of(args, kwargs)
+
+    def _reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
+        return not isinstance(self._maker, StepMaker) or self._maker.reads(args, kwargs, where)
+
+    def _looked_again(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Where a look is due: what the program does otherwise than when it was captured, though nothing was seen to change; else ""."""
+        check = self.check = self._check_of(self.families[0])
+        if not isinstance(self._maker, StepMaker) or not check.due():
+            return ""
+        began = time.perf_counter()
+        difference, counts = self._maker.difference(variant.captured, args, kwargs)
+        since = check.took(time.perf_counter() - began)
+        if difference:
+            if not self._stale:
+                warn(f"{since}: {difference}; {_COUNTS if counts and not self._limited else _UNSEEN}")
+            self._stale.add(self.families[0].number)
+            self._unseen = difference if counts else ""
+        return difference
+
+    def _check_of(self, family: Family) -> SecondLook:
+        return self._checks.setdefault(family.number, SecondLook(self.check_policy, timed=not self._peers.several))
+
+    def _variants(self) -> Iterator[Variant]:
+        return (variant for family in self.families for variant in family.variants)
+
+    def _family_of(self, variant: Variant) -> Family:
+        return next(family for family in self.families if variant in family.variants)
+
+    def _is_stale(self, variant: Variant) -> bool:
+        return any(variant in family.variants for family in self.families if family.number in self._stale)
+
+    def _number(self, variant: Variant) -> str:
+        """Which of the programs a variant is, as on all ranks."""
+        family = self._family_of(variant)
+        return f"{family.number}.{family.variants.index(variant)}"

@@ -1,0 +1,1 @@
+"""Which operators belong together, by AGO's own method."""
