@@ -12,7 +12,7 @@ from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret as interpret  # `lowtide.interpret` is found here
 from lowtide.edge.needs import misfit
 from lowtide.edge.plan import EdgePlan, Space
-from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut, with_cut_parts
 from lowtide.errors import BudgetError, FormatError
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ def plan_edge(
     least: the name of a memory whose bytes are made least in place of the time.
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
-    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them; in one memory.
-    extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for.
+    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them.
+    extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for, in
+        several memories as many as the time allows.
     inputs_outside: whether what the caller gives is read from where the caller has it (a camera, flash), and lies in no memory.
     effort: how far to search.
 
@@ -106,9 +107,9 @@ def plan_edge(
         dma=dma,
         effort=effort,
     )
-    if cut and least is not None:
-        raise FormatError("cut: expected without `least`: of one memory the bytes are made least")
-    answer = solve_cut(request, extra_macs) if cut else _answer(request, least, within_us)
+    if cut:
+        request = with_cut_parts(request, extra_macs)
+    answer = solve_cut(request, extra_macs) if cut and least is None and within_us is None else _answer(request, least, within_us)
     if answer.plan is None:
         raise misfit(request, answer)
     return answer.plan

@@ -204,10 +204,13 @@ class _PlanRun:
         return self._begin(tensor, step, where)
 
     def _workspace(self, step: int, node: EdgeNode) -> None:
-        if node.workspace_bytes and not any(
-            not block.tensors and block.start <= step < block.end and block.size_bytes >= node.workspace_bytes for block in self.plan.blocks
-        ):
+        if node.workspace_bytes and not self._workspaces(step, node):
             _refuse(f"step {step} ({node.name}): expected a workspace of {node.workspace_bytes} bytes, got none")
+
+    def _workspaces(self, step: int, node: EdgeNode) -> list[EdgeBlock]:
+        """The blocks that are large enough for a step's workspace."""
+        alive = [block for block in self.plan.blocks if not block.tensors and block.start <= step < block.end]
+        return [block for block in alive if block.size_bytes >= node.workspace_bytes]
 
     def _move(self, move: Move, step: int, node: EdgeNode, written: set[int], step_ps: int | None) -> None:
         where = f"move before step {move.before}"
@@ -234,26 +237,32 @@ class _PlanRun:
             self.time_ps = None
 
     def _step_ps(self, step: int, node: EdgeNode) -> int | None:
-        """How long a step takes; also adds it up."""
+        """How long a step takes; also adds it up. What a cut reads and writes has gone through `check_cut`."""
+        traffic = node.attributes.get("traffic")
+        read_bytes = {} if traffic is None else dict(zip(node.inputs, traffic.read_bytes, strict=True))
         looked_at = {node.inputs[source] for _, source in node.views}
         views = {node.outputs[output] for output, _ in node.views}
         total: int | None = 0
         for tensor in {each for each in node.inputs if each >= 0} - looked_at:
+            nbytes = read_bytes.get(tensor, self.graph.tensors[tensor].size_bytes)
             if tensor in self.fixed:
                 rate = self.plan.constants_bytes_per_s
-                total = None if total is None else total + (0 if rate is None else _ps(self.graph.tensors[tensor].size_bytes, rate))
+                total = None if total is None else total + (0 if rate is None else _ps(nbytes, rate))
             elif tensor in self.block_of:
-                total = self._plus(total, tensor, self.plan.spaces[self.plan.blocks[self.block_of[tensor]].space].read_bytes_per_s)
+                total = _plus(total, nbytes, self.plan.spaces[self.plan.blocks[self.block_of[tensor]].space].read_bytes_per_s)
         for tensor in {each for each in node.outputs if each >= 0} - views:
             index = self._future_block(tensor, step, node)
-            total = self._plus(total, tensor, None if index is None else self.plan.spaces[self.plan.blocks[index].space].write_bytes_per_s)
+            rate = None if index is None else self.plan.spaces[self.plan.blocks[index].space].write_bytes_per_s
+            total = _plus(total, self.graph.tensors[tensor].size_bytes, rate)
+        if traffic is not None and (traffic.ring_written_bytes or traffic.ring_read_bytes):
+            rings = next(iter(self._workspaces(step, node)), None)
+            memory = None if rings is None else self.plan.spaces[rings.space]
+            total = _plus(total, traffic.ring_written_bytes, None if memory is None else memory.write_bytes_per_s)
+            total = _plus(total, traffic.ring_read_bytes, None if memory is None else memory.read_bytes_per_s)
         if total is not None and self.plan.macs_per_s is not None:
             total = max(total, _ps(node.macs, self.plan.macs_per_s))
         self.time_ps = None if total is None or self.time_ps is None else self.time_ps + total
         return total
-
-    def _plus(self, total: int | None, tensor: int, rate: float | None) -> int | None:
-        return None if total is None or rate is None else total + _ps(self.graph.tensors[tensor].size_bytes, rate)
 
     def _future_block(self, tensor: int, step: int, node: EdgeNode) -> int | None:
         """Where a step is about to write a tensor; None where that is not clear, which running the step will refuse."""
@@ -266,6 +275,10 @@ class _PlanRun:
             if tensor in block.tensors and block.start == step and index not in self.targets
         ]
         return next(iter(over + fresh), None)
+
+
+def _plus(total: int | None, nbytes: int, rate: float | None) -> int | None:
+    return None if total is None or rate is None else total + _ps(nbytes, rate)
 
 
 def _ps(amount: int, rate: float) -> int:

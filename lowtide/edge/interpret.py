@@ -18,8 +18,7 @@ from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
 from lowtide.edge.plan import EdgeBlock, EdgePlan
-from lowtide.edge.run_cut import CutRun, Lying
-from lowtide.edge.slices import SliceKernels
+from lowtide.edge.run_cut import CutRun, Lying, SliceKernels
 from lowtide.edge.windows import is_weight
 from lowtide.errors import BatchError, CheckError
 

@@ -6,13 +6,15 @@ input dies: which one does is decided with the order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from graphlib import TopologicalSorter
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.plan import PS_PER_S, Space, check_rate, rounded_up
+from lowtide.edge.rings import CutTraffic
 from lowtide.errors import FormatError
 from lowtide.problems.order import OrderProblem, Task
 
@@ -32,6 +34,7 @@ class EdgeTask:
     constants_ps: int
     workspace_bytes: int
     only_views: bool
+    ring_bytes: tuple[int, int] = (0, 0)  # that a cut writes to its workspace, and reads from it
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,42 @@ class EdgeProblem:
         ]
         return OrderProblem.of(self.sizes_in(space), tasks, kept=sorted(self.kept))
 
+    def beside_bytes(self, task: EdgeTask, first: int, end: int) -> int:
+        """Bytes that are alive, whatever the order, when tasks [first, end) run as this one, beside what they read and make."""
+        mask = 0
+        for index in range(first, end):
+            mask |= self.beside[index]
+        for storage in (*task.reads, *task.makes, *(each for index in range(first, end) for each in self.tasks[index].makes)):
+            mask &= ~(1 << storage)
+        finest, total = min(memory.align_bytes for memory in self.spaces), 0
+        while mask:
+            storage = (mask & -mask).bit_length() - 1
+            total += rounded_up(self.size_bytes[storage], finest)
+            mask &= mask - 1
+        return total
+
+    @cached_property
+    def beside(self) -> tuple[int, ...]:
+        """[n] as bits the storages that are alive when a task runs, whatever the order, beside its own."""
+        n = len(self.tasks)
+        before, after, others = [0] * n, [0] * n, [0] * n
+        order = list(TopologicalSorter({at: task.before for at, task in enumerate(self.tasks)}).static_order())
+        for index in order:
+            for earlier in self.tasks[index].before:
+                before[index] |= before[earlier] | 1 << earlier
+        for index in reversed(order):
+            for earlier in self.tasks[index].before:
+                after[earlier] |= after[index] | 1 << index
+        for storage in range(len(self.size_bytes)):
+            makers = [at for at, task in enumerate(self.tasks) if storage in task.makes]
+            users = {at for at, task in enumerate(self.tasks) if storage in (*task.reads, *task.makes)}
+            mask = sum(1 << user for user in users)
+            for index in range(n):
+                there = not makers or before[index] >> makers[0] & 1
+                if there and index not in users and (storage in self.kept or mask & after[index]):
+                    others[index] |= 1 << storage
+        return tuple(others)
+
     def move_ps(self, storage: int, source: int, target: int) -> int:
         """How long it takes to copy a storage from one space to another."""
         return ps(self.size_bytes[storage], min(_rate(self.spaces[source].read_bytes_per_s), _rate(self.spaces[target].write_bytes_per_s)))
@@ -112,11 +151,17 @@ def traffic_ps(problem: EdgeProblem, space: int, nbytes: int, *, writes: bool) -
     return ps(nbytes, _rate(memory.write_bytes_per_s if writes else memory.read_bytes_per_s))
 
 
-def task_ps(problem: EdgeProblem, task: EdgeTask, space_of: dict[int, int]) -> int:
-    """How long a task takes where its storages lie in these spaces."""
+def task_ps(problem: EdgeProblem, task: EdgeTask, space_of: Mapping[int, int], workspace: int = 0) -> int:
+    """How long a task takes where its storages, and the rings of a cut, lie in these spaces."""
     reads = sum(traffic_ps(problem, space_of[storage], nbytes, writes=False) for storage, nbytes in task.read_traffic)
     writes = sum(traffic_ps(problem, space_of[storage], nbytes, writes=True) for storage, nbytes in task.write_traffic)
-    return max(task.macs_ps, task.constants_ps + reads + writes)
+    return max(task.macs_ps, task.constants_ps + reads + writes + ring_ps(problem, task, workspace))
+
+
+def ring_ps(problem: EdgeProblem, task: EdgeTask, space: int) -> int:
+    """How long a cut writes to its rings and reads from them, in a space."""
+    written, read = task.ring_bytes
+    return traffic_ps(problem, space, written, writes=True) + traffic_ps(problem, space, read, writes=False)
 
 
 def _check_spaces(spaces: Sequence[Space]) -> None:
@@ -218,20 +263,23 @@ class _Storages:
         inputs = [tensor for tensor in dict.fromkeys(node.inputs) if tensor >= 0]
         first, takes = self._takes(node, outputs)
         makes = [self.storage_of[tensor] for tensor in sorted(outputs, key=lambda tensor: tensor != first)]
-        traffic = [tensor for tensor in inputs if tensor not in viewed]
-        constants = [graph.tensors[tensor].size_bytes for tensor in traffic if tensor not in self.storage_of]
+        cut: CutTraffic | None = node.attributes.get("traffic")
+        read_bytes = dict(zip(node.inputs, cut.read_bytes, strict=True)) if cut is not None else {}
+        reads = [(tensor, read_bytes.get(tensor, graph.tensors[tensor].size_bytes)) for tensor in inputs if tensor not in viewed]
+        constants = [nbytes for tensor, nbytes in reads if tensor not in self.storage_of]
         return EdgeTask(
             name=node.name,
             makes=tuple(makes),
             reads=tuple(dict.fromkeys(self.storage_of[tensor] for tensor in inputs if tensor in self.storage_of)),
             takes=takes,
             before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker} | {*node.after})),
-            read_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in traffic if each in self.storage_of),
+            read_traffic=tuple((self.storage_of[each], nbytes) for each, nbytes in reads if each in self.storage_of),
             write_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in outputs),
             macs_ps=0 if macs_per_s is None else ps(node.macs, macs_per_s),
             constants_ps=0 if constants_bytes_per_s is None else sum(ps(nbytes, constants_bytes_per_s) for nbytes in constants),
             workspace_bytes=node.workspace_bytes,
             only_views=not outputs,
+            ring_bytes=(0, 0) if cut is None else (cut.ring_written_bytes, cut.ring_read_bytes),
         )
 
     def _takes(self, node: EdgeNode, outputs: list[int]) -> tuple[int, tuple[int, ...]]:

@@ -20,6 +20,7 @@ class Choice:
     space_of: Mapping[int, int]  # by storage: where it lies at first
     taken: Mapping[int, int]  # by task: the storage that its first output is written over
     moves: tuple[tuple[int, int, int], ...] = ()  # (step, storage, space): beneath this step it is copied to the space
+    rings: Mapping[int, int] = field(default_factory=dict)  # by task that is a cut: where its workspace lies
 
 
 @dataclass
@@ -64,7 +65,8 @@ class _Walk:
                 residence = self.residences[self.current[storage]]
                 residence.end = max(residence.end, step + 1)
                 users[storage].discard(index)
-            step_ps = task_ps(problem, task, {storage: self.residences[self.current[storage]].space for storage in touched})
+            space_of = {storage: self.residences[self.current[storage]].space for storage in touched}
+            step_ps = task_ps(problem, task, space_of, choice.rings.get(index, 0))
             self.time_ps += step_ps
             if step in beneath:
                 self._move(step, *beneath[step], step_ps)
@@ -141,7 +143,7 @@ _PLACER = Auto(max_nodes=200_000)
 
 
 def _workspaces(problem: EdgeProblem, choice: Choice, residences: list[_Residence], room_bytes: Sequence[int]) -> list[_Residence]:
-    """A residence for the workspace of each step, in the space that has most room left then."""
+    """A residence for the workspace of each step: where it was chosen, else in the space that has most room left then."""
     workspaces = []
     for step, index in enumerate(choice.order):
         nbytes = problem.tasks[index].workspace_bytes
@@ -150,6 +152,6 @@ def _workspaces(problem: EdgeProblem, choice: Choice, residences: list[_Residenc
             for residence in residences:
                 if residence.start <= step < residence.end:
                     left[residence.space] -= rounded_up(residence.size_bytes, problem.spaces[residence.space].align_bytes)
-            space = max(range(len(left)), key=lambda each: (left[each], -each))
+            space = choice.rings.get(index, max(range(len(left)), key=lambda each: (left[each], -each)))
             workspaces.append(_Residence(space, step, step + 1, nbytes))
     return workspaces
