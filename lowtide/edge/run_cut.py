@@ -16,7 +16,7 @@ from lowtide.edge.cuts import CutBody, steps_of
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.models import Array, Engine, Function, Kernel, kernel_of
-from lowtide.edge.windows import LOAD, NodeWindows, is_weight, reads_of
+from lowtide.edge.windows import LOAD, NodeWindows, is_weight, reads_of, without_weights
 from lowtide.errors import CheckError
 
 Span = tuple[int, int]
@@ -220,8 +220,13 @@ def _shaped(graph: EdgeGraph, shapes: Mapping[int, Shape]) -> EdgeGraph:
 def _sliced_body(body: EdgeGraph, outer: Sequence[Shape], shape: Shape, pads: Pads) -> EdgeGraph:
     """A group's members: up to the one with windows they have its input's extents, from there the result's."""
     shapes = dict(zip(body.inputs, outer, strict=True))
+    body, others = without_weights(body)
+    sliced = {node.outputs[0] for node in others}
     nodes = []
     for member in body.nodes:
+        if member.outputs[0] not in sliced:
+            nodes.append(member)
+            continue
         reads = reads_of(body, member) or NodeWindows(frozenset(), {})
         source = next(iter(reads.of_input))
         extents = list(body.tensors[member.outputs[0]].shape)
