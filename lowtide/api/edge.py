@@ -24,7 +24,7 @@ def network(
     example: tuple[Any, ...] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
-    views: Literal["none", "reshape"] = "reshape",
+    views: Literal["none", "reshape", "slices"] = "reshape",
     stored: Mapping[str, str] | None = None,
     groups: bool = True,
 ) -> EdgeGraph:
@@ -33,7 +33,8 @@ def network(
     source: a path, or a module in `eval()`.
     example: the arguments of the module's forward.
     sizes: extents that the file names by symbols, `{"batch": 1}`; an axis without a name is "input:axis".
-    views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none.
+    views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none,
+        "slices" also for Concat and Split along the outermost axis that is no 1, for a runtime that has parts written where they will lie.
     stored: dtypes of a file's tensors by name that memory holds as another: `{"conv1": "int8"}` for whole numbers in float32.
     groups: whether an operator of a file and what makes integers of its results are one node, as devices compute them.
 
@@ -45,8 +46,6 @@ def network(
 
         if example is not None:
             raise TypeError("example: expected none for an ONNX file, which has its own shapes")
-        if views not in ("none", "reshape"):  # a file's reader knows parts of tensors as well, those who plan do not
-            raise TypeError(f"views: expected none or reshape, got {views!r}")
         return read_onnx(source, sizes=sizes, views=views, stored=stored, groups=groups)
     from lowtide.edge.aten import read_torch
 
@@ -67,6 +66,7 @@ def plan_edge(
     least: str | None = None,
     within_us: float | None = None,
     sizes: Mapping[str, int] | None = None,
+    views: Literal["none", "reshape", "slices"] = "reshape",
     cut: bool = False,
     extra_macs: float | None = 0.0,
     inputs_outside: bool = False,
@@ -82,6 +82,7 @@ def plan_edge(
     least: the name of a memory whose bytes are made least in place of the time.
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
+    views: which results of a file are taken to be their input's bytes, as in `lowtide.network`.
     cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them.
     extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for, in
         several memories as many as the time allows.
@@ -91,7 +92,7 @@ def plan_edge(
     Raises FormatError for a network or numbers that make no sense. Raises BudgetError where nothing fits: which operator or space is
     short, by how much, and sizes that would do.
     """
-    network = _network(graph, sizes)
+    network = _network(graph, sizes, views)
     for name, flag in (("cut", cut), ("inputs_outside", inputs_outside)):
         if not isinstance(flag, bool):
             raise FormatError(f"{name}: expected True or False, got {flag!r}")
@@ -115,14 +116,16 @@ def plan_edge(
     return answer.plan
 
 
-def _network(graph: EdgeGraph | str | os.PathLike[str], sizes: Mapping[str, int] | None) -> EdgeGraph:
+def _network(
+    graph: EdgeGraph | str | os.PathLike[str], sizes: Mapping[str, int] | None, views: Literal["none", "reshape", "slices"]
+) -> EdgeGraph:
     if isinstance(graph, EdgeGraph):
         return graph
     if not isinstance(graph, (str, os.PathLike)):
         raise TypeError(f"graph: expected a lowtide.EdgeGraph, or the path of an ONNX file, got {graph!r:.80}")
     from lowtide.edge.onnx import read_onnx  # with onnx, which most do without
 
-    return read_onnx(graph, sizes=sizes)
+    return read_onnx(graph, sizes=sizes, views=views)
 
 
 def _answer(request: EdgeRequest, least: str | None, within_us: float | None) -> EdgeAnswer:

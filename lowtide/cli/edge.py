@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -20,6 +20,9 @@ from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, prin
 from lowtide.edge.output import to_header, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.errors import BudgetError, FormatError, LowtideError
+
+if TYPE_CHECKING:
+    from lowtide.edge.onnx import Views
 
 _DOES_NOT_FIT = 3
 _SHOWN = 8  # blocks of the fullest step
@@ -87,6 +90,9 @@ def edge_command(
     least: Annotated[str | None, typer.Option(metavar="NAME", help="make the bytes of this memory least, in place of the time")] = None,
     within: Annotated[float | None, typer.Option(metavar="US", help="the time for --least, in microseconds")] = None,
     size: Annotated[list[str] | None, typer.Option(metavar="AXIS=N", help="the extent of a symbolic axis, such as batch=1")] = None,
+    views: Annotated[
+        str, typer.Option(metavar="WHICH", help="results that are their input's bytes: none; reshape; slices, Concat and Split among them")
+    ] = "reshape",
     cut: Annotated[bool, typer.Option("--cut", help="convolutions and their like work slice by slice, with rings between them")] = False,
     extra_macs: Annotated[
         str, typer.Option(metavar="SHARE", help="multiplications that --cut may do again: 10%; least: as few as the memory's size asks for")
@@ -112,6 +118,7 @@ def edge_command(
             least=least,
             within_us=within,
             sizes=dict(_axis(text) for text in size or ()),
+            views=cast("Views", views),
             cut=cut,
             extra_macs=None if extra_macs == "least" else parse_share("--extra-macs", extra_macs),
             inputs_outside=inputs_outside,

@@ -65,7 +65,7 @@ def interpret(
         else:
             for tensor, array in zip(node.outputs, kernel(arrays), strict=True):
                 if graph.tensors[tensor].dtype:
-                    device.write(step, tensor, array, node.name)
+                    device.write(step, tensor, array, node)
         device.check_guards(step, node.name)
     last = len(plan.order)
     device.begin(last, given)
@@ -181,13 +181,20 @@ class _Device:
     def _culprit(self, owner: int) -> str:
         return ", and nobody's" if owner == _NOBODY else f", written as `{self.graph.tensors[int(owner)].name}`"
 
-    def write(self, step: int, tensor: int, array: Array, writer: str) -> None:
-        """A result to its address."""
+    def write(self, step: int, tensor: int, array: Array, node: EdgeNode) -> None:
+        """A result to its address. Parts and what they are parts of are there already: a device does nothing, and so it has to be."""
         index = self._home(tensor, step)
         if index is None:
             name = self.graph.tensors[tensor].name
-            raise CheckError(f"step {step}: {writer} writes `{name}`: expected it in a block that is there at this step, it is in none")
-        self._put(index, tensor, array, step, writer)
+            raise CheckError(f"step {step}: {node.name} writes `{name}`: expected it in a block that is there at this step, it is in none")
+        if len(node.views) > 1:
+            (space, begin, end), noun = self._range(index, tensor), self.graph.tensors[tensor]
+            stored = noun.stored_dtype or noun.dtype
+            self.written[tensor] = to_bytes(_as_stored(array, stored, node.name), stored)
+            if (self.arenas[space][begin:end] != self.written[tensor]).any():
+                raise CheckError(f"step {step}: {node.name}: expected `{noun.name}` in block {index} already, got other bytes")
+            return
+        self._put(index, tensor, array, step, node.name)
 
     def _put(self, index: int, tensor: int, array: Array, step: int, writer: str) -> None:
         noun = self.graph.tensors[tensor]

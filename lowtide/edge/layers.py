@@ -42,6 +42,7 @@ class EdgeParts(NamedTuple):
     extra_macs: Ints
     other_bytes: Ints  # alive beside it in every order
     only_views: NDArray[np.bool_]
+    is_no_step: NDArray[np.bool_]  # nothing moves beneath it
     next_ptr: Ints  # [tasks] tasks that need it
     next: Ints
     users_ptr: Ints  # [storages] tasks that make or read it
@@ -454,7 +455,7 @@ def expand(parts: Any, bounds: Any, layer: Any, words: Any, begin: Any, these: A
                         step = reached.steps[place]
                         step[0], step[1], step[2], step[3] = high - low, state, part, code
                         step[4], step[5], step[6], step[7] = rings, taken, -1, -1
-                    if not settings.moves or settings.to_end or parts.only_views[part]:
+                    if not settings.moves or settings.to_end or parts.is_no_step[part]:
                         continue
                     for storage in range(len(parts.kept)):
                         source = _place(row, 2 * words, storage) - 1

@@ -1,6 +1,9 @@
 """A network as a bare problem: storages in place of tensors, tasks in place of operators, times in place of rates.
 
-Views are of their input's storage. A result that may be written over an input of as many bytes may take that storage's place, where the
+Views are of their input's storage. Where the parts of one are made one by one, a task of its own, behind the operators, makes the storage
+before the first part is written, and those that make parts read it.
+
+A result that may be written over an input of as many bytes may take that storage's place, where the
 input dies: which one does is decided with the order.
 """
 
@@ -12,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
 
-from lowtide.edge.graph import EdgeGraph, EdgeNode
+from lowtide.edge.graph import EdgeGraph, EdgeNode, shared_bytes, view_starts
 from lowtide.edge.plan import PS_PER_S, Space, check_rate, rounded_up
 from lowtide.edge.rings import CutTraffic
 from lowtide.errors import FormatError
@@ -44,6 +47,8 @@ class EdgeProblem:
     tasks: tuple[EdgeTask, ...]
     size_bytes: tuple[int, ...]  # [m]
     tensors: tuple[tuple[int, ...], ...]  # [m] of the graph
+    starts: tuple[tuple[int, ...], ...]  # [m] of each tensor in its storage
+    operators: int  # of the tasks: those behind them make storages of parts
     given: frozenset[int]  # storages that the caller gives
     kept: frozenset[int]  # storages that live to the end
     spaces: tuple[Space, ...]
@@ -204,11 +209,12 @@ def _check_graph(graph: EdgeGraph) -> None:
         for output, source in (*node.views, *node.in_place):
             if not (0 <= output < len(node.outputs) and 0 <= source < len(node.inputs)) or node.inputs[source] < 0:
                 raise FormatError(f"operator {node.name}: expected views and in_place as (output, input), got {(output, source)}")
-        for output, source in node.views:
-            view, viewed = graph.tensors[node.outputs[output]], graph.tensors[node.inputs[source]]
-            if view.size_bytes != viewed.size_bytes:
+        for output_id, source_id, start in view_starts(graph, node):
+            view, viewed = sorted((graph.tensors[output_id], graph.tensors[source_id]), key=lambda each: each.size_bytes)
+            if abs(start) + view.size_bytes > viewed.size_bytes or (len(node.views) == 1 and view.size_bytes < viewed.size_bytes):
                 raise FormatError(
-                    f"operator {node.name}: expected views of as many bytes, got {view.name} in {viewed.name}: read it without"
+                    f"operator {node.name}: expected views of as many bytes, or of parts that lie one behind the other, got"
+                    f" {graph.tensors[output_id].name} in {graph.tensors[source_id].name}: read it without"
                 )
         for output_id in node.outputs:
             if output_id >= 0 and (output_id in makers or output_id in there):
@@ -227,27 +233,39 @@ class _Storages:
     """The storages of a graph: who shares whose bytes by views."""
 
     def __init__(self, graph: EdgeGraph) -> None:
-        self.graph = graph
+        self.graph, shared = graph, shared_bytes(graph)
         self.maker = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.outputs if tensor >= 0}
-        source = {node.outputs[output]: node.inputs[at] for node in graph.nodes for output, at in node.views if node.outputs[output] >= 0}
-        members: dict[int, list[int]] = {}
         read = {tensor for node in graph.nodes for tensor in node.inputs} | set(graph.outputs)
-        for tensor in range(len(graph.tensors)):
-            root = tensor
-            for _ in source:  # a chain of views is no longer than there are views: a cycle is refused with the order
-                root = source.get(root, root)
-            if not graph.tensors[root].constant and (root in self.maker or (root in graph.inputs and (tensor in read or root in read))):
-                members.setdefault(root, []).append(tensor)
-        self.members = [tuple(each) for each in members.values()]
+        self.roots: list[int] = []
+        self.members: list[tuple[int, ...]] = []
+        for group in shared.members:
+            made = sorted(at for at in group if at in shared.made and not graph.tensors[at].constant)
+            if made and (made[0] in self.maker or any(at in read for at in group)):
+                self.roots.append(made[0])
+                self.members.append(tuple(sorted(at for at in group if made[0] in self.maker or at in read or made[0] in read)))
+        order = sorted(range(len(self.roots)), key=lambda at: min(self.members[at]))
+        self.roots, self.members = [self.roots[at] for at in order], [self.members[at] for at in order]
         self.storage_of = {tensor: storage for storage, each in enumerate(self.members) for tensor in each}
-        self.roots = list(members)
-        self.sizes = [max(graph.tensors[tensor].size_bytes for tensor in each) for each in self.members]
+        low = [min(shared.start[at] for at in each) for each in self.members]
+        self.starts = [tuple(shared.start[at] - low[storage] for at in each) for storage, each in enumerate(self.members)]
+        self.sizes = [
+            max(start + graph.tensors[at].size_bytes for at, start in zip(each, starts, strict=True))
+            for each, starts in zip(self.members, self.starts, strict=True)
+        ]
+        makers = [sum(at in shared.made for at in each) for each in self.members]
+        whole = [graph.tensors[root].size_bytes == size for root, size in zip(self.roots, self.sizes, strict=True)]
+        self.in_parts = [storage for storage in range(len(self.members)) if makers[storage] > 1 or not whole[storage]]
 
     def problem(self, spaces: tuple[Space, ...], macs_per_s: float | None, constants_bytes_per_s: float | None, dma: bool) -> EdgeProblem:
         problem = EdgeProblem(
-            tasks=tuple(self._task(node, macs_per_s, constants_bytes_per_s) for node in self.graph.nodes),
+            tasks=(
+                *(self._task(node, macs_per_s, constants_bytes_per_s) for node in self.graph.nodes),
+                *(self._parts_task(storage) for storage in self.in_parts),
+            ),
             size_bytes=tuple(self.sizes),
             tensors=tuple(self.members),
+            starts=tuple(self.starts),
+            operators=len(self.graph.nodes),
             given=frozenset(storage for storage, root in enumerate(self.roots) if root not in self.maker),
             kept=frozenset(self.storage_of[tensor] for tensor in self.graph.outputs if tensor in self.storage_of),
             spaces=spaces,
@@ -256,23 +274,30 @@ class _Storages:
         problem.order_problem(0)  # finds cycles
         return problem
 
+    def _parts_task(self, storage: int) -> EdgeTask:
+        """What makes a storage whose parts others write."""
+        name = f"parts of {self.graph.tensors[self.roots[storage]].name}"
+        return EdgeTask(name, (storage,), (), (), (), (), (), 0, 0, 0, only_views=False)
+
     def _task(self, node: EdgeNode, macs_per_s: float | None, constants_bytes_per_s: float | None) -> EdgeTask:
         graph, viewed = self.graph, {node.inputs[source] for _, source in node.views}
         views = {node.outputs[output] for output, _ in node.views}
         outputs = [tensor for tensor in node.outputs if tensor >= 0 and tensor not in views]
         inputs = [tensor for tensor in dict.fromkeys(node.inputs) if tensor >= 0]
-        first, takes = self._takes(node, outputs)
-        makes = [self.storage_of[tensor] for tensor in sorted(outputs, key=lambda tensor: tensor != first)]
+        parts = [tensor for tensor in outputs if self.storage_of[tensor] in self.in_parts]
+        first, takes = self._takes(node, [tensor for tensor in outputs if tensor not in parts])
+        makes = [self.storage_of[tensor] for tensor in sorted(outputs, key=lambda tensor: tensor != first) if tensor not in parts]
         cut: CutTraffic | None = node.attributes.get("traffic")
         read_bytes = dict(zip(node.inputs, cut.read_bytes, strict=True)) if cut is not None else {}
         reads = [(tensor, read_bytes.get(tensor, graph.tensors[tensor].size_bytes)) for tensor in inputs if tensor not in viewed]
         constants = [nbytes for tensor, nbytes in reads if tensor not in self.storage_of]
+        waits = {len(graph.nodes) + self.in_parts.index(self.storage_of[tensor]) for tensor in parts}
         return EdgeTask(
             name=node.name,
             makes=tuple(makes),
-            reads=tuple(dict.fromkeys(self.storage_of[tensor] for tensor in inputs if tensor in self.storage_of)),
+            reads=tuple(dict.fromkeys(self.storage_of[tensor] for tensor in (*inputs, *parts) if tensor in self.storage_of)),
             takes=takes,
-            before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker} | {*node.after})),
+            before=tuple(sorted({self.maker[tensor] for tensor in inputs if tensor in self.maker} | {*node.after} | waits)),
             read_traffic=tuple((self.storage_of[each], nbytes) for each, nbytes in reads if each in self.storage_of),
             write_traffic=tuple((self.storage_of[each], graph.tensors[each].size_bytes) for each in outputs),
             macs_ps=0 if macs_per_s is None else ps(node.macs, macs_per_s),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from lowtide.edge.plan import EdgeBlock, Move, rounded_up
 from lowtide.edge.problem import EdgeProblem, task_ps
@@ -54,13 +55,19 @@ class _Walk:
         self.moves: list[Move] = []
         self.time_ps = 0
         users = _users(problem)
-        beneath = {step: (storage, space) for step, storage, space in choice.moves}
+        step_of = accumulate((index < problem.operators for index in choice.order), initial=0)
+        beneath = {at: (storage, space) for step, at in enumerate(step_of) for before, storage, space in choice.moves if before == step}
+        for index in range(problem.operators, len(problem.tasks)):
+            users[problem.tasks[index].makes[0]].discard(index)
         for storage in sorted(problem.given):
             self._begin(storage, choice.space_of[storage], 0)
-        for step, index in enumerate(choice.order):
+        for step, index in enumerate(operators_of(problem, choice)):
             task = problem.tasks[index]
             self._make(step, index)
             touched = (*task.reads, *task.makes)
+            for storage in touched:
+                if storage not in self.current:  # parts of it: it begins with the first that is written
+                    self._begin(storage, choice.space_of[storage], step)
             for storage in touched:
                 residence = self.residences[self.current[storage]]
                 residence.end = max(residence.end, step + 1)
@@ -94,6 +101,11 @@ class _Walk:
         self.moves.append(Move(source, self.current[storage], step + 1))
         move_ps = self.problem.move_ps(storage, self.residences[source].space, space)
         self.time_ps += max(0, move_ps - step_ps) if self.problem.dma else move_ps
+
+
+def operators_of(problem: EdgeProblem, choice: Choice) -> tuple[int, ...]:
+    """The order of a choice without the tasks that make storages of parts."""
+    return tuple(index for index in choice.order if index < problem.operators)
 
 
 def _users(problem: EdgeProblem) -> list[set[int]]:
@@ -132,11 +144,16 @@ def lay(problem: EdgeProblem, choice: Choice, room_bytes: Sequence[int]) -> Laid
     blocks = tuple(
         EdgeBlock(
             tuple(tensor for storage in residence.storages for tensor in problem.tensors[storage]),
-            residence.space, offset, residence.size_bytes, residence.start, residence.end,
+            residence.space, offset, residence.size_bytes, residence.start, residence.end, _starts(problem, residence),
         )
         for residence, offset in zip(residences, offsets, strict=True)
     )  # fmt: skip
     return Laid(blocks, tuple(walk.moves), tuple(excess), tuple(statuses))
+
+
+def _starts(problem: EdgeProblem, residence: _Residence) -> tuple[int, ...]:
+    starts = tuple(start for storage in residence.storages for start in problem.starts[storage])
+    return starts if any(starts) else ()
 
 
 _PLACER = Auto(max_nodes=200_000)
@@ -145,7 +162,7 @@ _PLACER = Auto(max_nodes=200_000)
 def _workspaces(problem: EdgeProblem, choice: Choice, residences: list[_Residence], room_bytes: Sequence[int]) -> list[_Residence]:
     """A residence for the workspace of each step: where it was chosen, else in the space that has most room left then."""
     workspaces = []
-    for step, index in enumerate(choice.order):
+    for step, index in enumerate(operators_of(problem, choice)):
         nbytes = problem.tasks[index].workspace_bytes
         if nbytes:
             left = list(room_bytes)

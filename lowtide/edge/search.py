@@ -274,9 +274,9 @@ def parts_of(problem: EdgeProblem, room_bytes: Sequence[int], cuts: Sequence[Cut
         np.array([end for _, end in spans], np.int64),
         *_listed([task.before for task in tasks]),
         *_listed([task.reads for task in tasks]),
-        _traffic(problem, [(task.reads, task.read_traffic) for task in tasks], writes=False),
+        _traffic(problem, [(task.reads, task.read_traffic, task.write_traffic) for task in tasks]),
         *_listed([task.makes for task in tasks]),
-        _traffic(problem, [(task.makes, task.write_traffic) for task in tasks], writes=True),
+        _traffic(problem, [(task.makes, (), task.write_traffic) for task in tasks]),
         *_listed([task.takes for task in tasks]),
         np.array([[rounded_up(task.workspace_bytes, each.align_bytes) for each in problem.spaces] for task in tasks], np.int64),
         np.array([[min(NEVER, ring_ps(problem, task, space)) for space in range(count)] for task in tasks], np.int64),
@@ -286,6 +286,7 @@ def parts_of(problem: EdgeProblem, room_bytes: Sequence[int], cuts: Sequence[Cut
         np.array([0] * n + [cut.extra_macs for cut in cuts], np.int64),
         np.array([problem.beside_bytes(task, first, end) for task, (first, end) in zip(tasks, spans, strict=True)], np.int64),
         np.array([task.only_views for task in tasks]),
+        np.array([task.only_views or problem.operators <= index < n for index, task in enumerate(tasks)]),
         *_listed([[later for later in range(n) if index in problem.tasks[later].before] for index in range(n)]),
         *_listed(users),
         *_listed(readers),
@@ -301,6 +302,7 @@ def parts_of(problem: EdgeProblem, room_bytes: Sequence[int], cuts: Sequence[Cut
     worst = sum(most) + touched * float(max(parts.read_ps.max(initial=0), parts.write_ps.max(initial=0)))
     if n * worst > _MOST_PS:
         raise FormatError("rates: expected a network that takes no more than some days, got one that may take longer")
+    parts.move_ps[[task.makes[0] for task in problem.tasks[problem.operators :]]] = NEVER  # storages of parts stay
     return parts
 
 
@@ -312,12 +314,17 @@ def _listed(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 Traffic = Sequence[tuple[int, int]]
 
 
-def _traffic(problem: EdgeProblem, lists: Sequence[tuple[Sequence[int], Traffic]], *, writes: bool) -> Ints:
-    """[.., spaces] how long a part reads or writes each storage of its list."""
-    spaces = range(len(problem.spaces))
+def _traffic(problem: EdgeProblem, lists: Sequence[tuple[Sequence[int], Traffic, Traffic]]) -> Ints:
+    """[.., spaces] how long a part reads and writes each storage of its list."""
     rows = [
-        [min(NEVER, sum(traffic_ps(problem, space, nbytes, writes=writes) for at, nbytes in traffic if at == storage)) for space in spaces]
-        for storages, traffic in lists
+        [min(NEVER, _storage_ps(problem, space, storage, reads, writes)) for space in range(len(problem.spaces))]
+        for storages, reads, writes in lists
         for storage in storages
     ]
     return np.array(rows, np.int64).reshape(-1, len(problem.spaces))
+
+
+def _storage_ps(problem: EdgeProblem, space: int, storage: int, reads: Traffic, writes: Traffic) -> int:
+    return sum(
+        traffic_ps(problem, space, nbytes, writes=each is writes) for each in (reads, writes) for at, nbytes in each if at == storage
+    )

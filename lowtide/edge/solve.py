@@ -17,7 +17,7 @@ from lowtide.edge.cuts import with_cuts
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import EdgePlan, Space
 from lowtide.edge.problem import EdgeProblem
-from lowtide.edge.residences import Choice, Laid, lay, time_ps
+from lowtide.edge.residences import Choice, Laid, lay, operators_of, time_ps
 from lowtide.edge.search import NEVER, Found, Programme
 from lowtide.errors import FormatError
 from lowtide.problems.status import Status
@@ -85,7 +85,7 @@ class EdgeRequest:
         )
         known = all(memory.read_bytes_per_s is not None and memory.write_bytes_per_s is not None for memory in spaces)
         plan = EdgePlan(
-            self.graph, spaces, choice.order, laid.blocks, laid.moves,
+            self.graph, spaces, operators_of(self.problem, choice), laid.blocks, laid.moves,
             macs_per_s=self.macs_per_s, constants_bytes_per_s=self.constants_bytes_per_s, dma=self.problem.dma,
             time_ps=time_ps(self.problem, choice) if known else None, least=least,
         )  # fmt: skip
@@ -116,6 +116,8 @@ def with_cut_parts(request: EdgeRequest, extra_macs: float | None) -> EdgeReques
     """
     if any(node.after for node in request.graph.nodes):
         raise FormatError("cut: expected a network whose operators wait for nothing but what they read")
+    if request.problem.operators < len(request.problem.tasks):
+        raise FormatError("cut: expected a network that is read with views='reshape': parts that lie in a whole are not cut")
     once = sum(node.macs for node in request.graph.nodes)
     most = 2**60 if extra_macs is None else min(2**60, int(once * extra_macs))
     if len(request.problem.spaces) == 1:
@@ -240,7 +242,7 @@ def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps:
     orders = [_ordered(request, len(room) - 1).order]
     if request.cuts:
         best = replace(_searched(request, room, best, orders, enough_ps, cuts=False), bound_ps=0)
-        orders.append(tuple(range(len(request.graph.nodes))))
+        orders.append(tuple(range(len(request.problem.tasks))))
     return _searched(request, room, best, orders, enough_ps, cuts=True)
 
 
