@@ -63,8 +63,8 @@ def rows_of_network(make: Callable[..., Any], points: Sequence[Point]) -> list[d
 
 
 TWO_COLUMNS = (
-    "network", "operators", "fast bytes", "whole us", "gap of it", "seconds of it", "us", "gap", "cuts", "moves", "multiplications", "seconds",
-    "run like onnxruntime",
+    "network", "operators", "fast bytes", "whole us", "gap of it", "seconds of it", "us", "gap", "cuts", "moves", "multiplications",
+    "seconds", "run like onnxruntime",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import permutations, product
@@ -17,7 +17,17 @@ Residence = tuple[int, int, int, int]  # space, bytes, first step, step after th
 class Brute:
     """The least time of all that can be done, or of all that keeps everything where it is."""
 
-    def __init__(self, graph: EdgeGraph, spaces: Sequence[Space], *, macs_per_s: float | None, dma: bool, moves: bool) -> None:
+    def __init__(
+        self,
+        graph: EdgeGraph,
+        spaces: Sequence[Space],
+        *,
+        macs_per_s: float | None,
+        dma: bool,
+        moves: bool,
+        weights_ps: Mapping[str, int] | None = None,
+    ) -> None:
+        self.weights_ps = weights_ps or {}  # by operator
         self.graph, self.spaces, self.macs_per_s, self.dma, self.moves = graph, spaces, macs_per_s, dma, moves
         self.root = list(range(len(graph.tensors)))
         for node in graph.nodes:
@@ -109,6 +119,7 @@ class Brute:
         if traffic and workspace >= 0:
             took += _ps(traffic.ring_written_bytes, self.spaces[workspace].write_bytes_per_s or 0)
             took += _ps(traffic.ring_read_bytes, self.spaces[workspace].read_bytes_per_s or 0)
+        took += self.weights_ps.get(node.name, 0)
         return took if self.macs_per_s is None else max(took, _ps(node.macs, self.macs_per_s))
 
     def _alive_fits(self, homes: list[Residence], step: int) -> bool:

@@ -63,6 +63,7 @@ def plan_edge(
     dma: bool = False,
     macs_per_s: float | None = None,
     constants_bytes_per_s: float | None = None,
+    constants: Space | None = None,
     least: str | None = None,
     within_us: float | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -79,6 +80,8 @@ def plan_edge(
     dma: whether blocks are copied while operators run.
     macs_per_s: how fast the device multiplies; left out, only memory takes time.
     constants_bytes_per_s: how fast weights are read from flash; left out, that takes no time.
+    constants: the memory of weights, `Space("flash", 2**20, 5e7)`, without a rate to write. Weights that save time elsewhere lie in one of
+        `memories` throughout, from before the first step. In place of `constants_bytes_per_s`; left out, all lie in flash.
     least: the name of a memory whose bytes are made least in place of the time.
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
@@ -100,12 +103,15 @@ def plan_edge(
         raise FormatError(f"extra_macs: expected a share of 0 or more, or None, got {extra_macs!r}")
     if extra_macs != 0 and not cut:
         raise FormatError(f"extra_macs: expected it together with cut=True, got {extra_macs!r} without")
+    if constants is not None and constants_bytes_per_s is not None:
+        raise FormatError("constants: expected it without constants_bytes_per_s, as the memory has a rate of its own")
     request = EdgeRequest.of(
         with_inputs_outside(network) if inputs_outside else network,
         memories,
         macs_per_s=macs_per_s,
         constants_bytes_per_s=constants_bytes_per_s,
         dma=dma,
+        constants=constants,
         effort=effort,
     )
     if cut:

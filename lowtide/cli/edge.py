@@ -32,15 +32,15 @@ _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _NUMBER = r"\d+(?:\.\d+)?"
 
 
-def parse_memory(text: str) -> Space:
+def parse_memory(text: str, option: str = "--memory") -> Space:
     """A memory as the command line names it: `sram=512KiB@2GB/s`, `sram=512KiB@2GB/s,1GB/s` with a rate to write, `sram=any@2GB/s`."""
     match = re.fullmatch(r"([^=@]+)=([^@]+)(?:@([^,]+)(?:,(.+))?)?", text)
     if match is None:
-        raise FormatError(f"--memory {text}: expected NAME=SIZE@RATE, as in sram=512KiB@2GB/s")
+        raise FormatError(f"{option} {text}: expected NAME=SIZE@RATE, as in sram=512KiB@2GB/s")
     name, size, read, write = match.groups()
-    capacity = None if size == "any" else parse_size(f"--memory {text}", size)
-    reads = None if read is None else parse_rate(f"--memory {text}", read)
-    return Space(name, capacity, reads, reads if write is None else parse_rate(f"--memory {text}", write))
+    capacity = None if size == "any" else parse_size(f"{option} {text}", size)
+    reads = None if read is None else parse_rate(f"{option} {text}", read)
+    return Space(name, capacity, reads, reads if write is None else parse_rate(f"{option} {text}", write))
 
 
 def parse_size(where: str, text: str) -> int:
@@ -87,6 +87,12 @@ def edge_command(
     align: Annotated[int, typer.Option(metavar="BYTES", help="addresses are multiples of it")] = 1,
     macs_per_s: Annotated[str | None, typer.Option(metavar="N", help="multiplications a second: 1G; else they take no time")] = None,
     flash: Annotated[str | None, typer.Option(metavar="RATE", help="how fast weights are read: 40MB/s; else that takes no time")] = None,
+    constants: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=SIZE@RATE", help="a memory of weights, flash=1MiB@50MB/s; in place of --flash: some may lie in --memory"
+        ),
+    ] = None,
     least: Annotated[str | None, typer.Option(metavar="NAME", help="make the bytes of this memory least, in place of the time")] = None,
     within: Annotated[float | None, typer.Option(metavar="US", help="the time for --least, in microseconds")] = None,
     size: Annotated[list[str] | None, typer.Option(metavar="AXIS=N", help="the extent of a symbolic axis, such as batch=1")] = None,
@@ -115,6 +121,7 @@ def edge_command(
             dma=dma,
             macs_per_s=None if macs_per_s is None else parse_count("--macs-per-s", macs_per_s),
             constants_bytes_per_s=None if flash is None else parse_rate("--flash", flash),
+            constants=None if constants is None else replace(parse_memory(constants, "--constants"), align_bytes=align),
             least=least,
             within_us=within,
             sizes=dict(_axis(text) for text in size or ()),

@@ -103,7 +103,10 @@ class _PlanRun:
         self.targets = {move.to for move in plan.moves}
         self.block_of: dict[int, int] = {}  # by tensor
         self.contents: list[set[int]] = [set() for _ in plan.blocks]
-        self.fixed = {index for index, tensor in enumerate(plan.graph.tensors) if tensor.constant}  # and their views: in no block
+        placed = {tensor for block in plan.blocks for tensor in block.tensors}
+        self.fixed = {
+            index for index, tensor in enumerate(plan.graph.tensors) if tensor.constant and index not in placed
+        }  # and their views
         self.used: set[int] = set()  # tensors that are read or given back
         for node in plan.graph.nodes:
             self.used.update(node.inputs)
@@ -111,7 +114,8 @@ class _PlanRun:
         self.time_ps: int | None = 0
 
     def check(self) -> None:
-        for tensor in self.graph.inputs:
+        weights = [at for at, tensor in enumerate(self.graph.tensors) if tensor.constant and at not in self.graph.inputs]
+        for tensor in (*self.graph.inputs, *weights):
             if tensor in self.used and tensor not in self.fixed:
                 self._begin(tensor, 0, "what the caller gives")
         beneath: dict[int, Move] = {}

@@ -52,6 +52,7 @@ class EdgeParts(NamedTuple):
     kept: NDArray[np.bool_]
     size: Ints  # [storages, spaces]
     room: Ints  # [spaces]
+    is_for_all: NDArray[np.bool_]  # [spaces] whether what is made may lie there
     move_ps: Ints  # [storages, spaces, spaces]
     task_keys: NDArray[np.uint64]  # [tasks, 2]
     place_keys: NDArray[np.uint64]  # [storages, spaces, 2]
@@ -213,7 +214,7 @@ def least_of(parts: Any, part: Any, known: Any) -> Any:
         for space in range(spaces):
             free[space] = parts.room[space] - used[space]
             fits = fits and free[space] >= 0
-            total += min(free[space], np.int64(NEVER_PS) // 16)
+            total += min(free[space], np.int64(NEVER_PS) // 16) if parts.is_for_all[space] else 0
         if not fits or total < parts.other_bytes[part]:
             continue
         if not parts.has_rings[part]:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
 
-from lowtide.edge.graph import EdgeGraph, EdgeNode, shared_bytes, view_starts
+from lowtide.edge.graph import EdgeGraph, EdgeNode, SharedBytes, shared_bytes, view_starts
 from lowtide.edge.plan import PS_PER_S, Space, check_rate, rounded_up
 from lowtide.edge.rings import CutTraffic
 from lowtide.errors import FormatError
@@ -53,6 +53,8 @@ class EdgeProblem:
     kept: frozenset[int]  # storages that live to the end
     spaces: tuple[Space, ...]
     dma: bool
+    constants: frozenset[int] = frozenset()  # storages of weights, which lie where they are put throughout
+    flash: int = -1  # the space in which nothing else may lie; -1: there is none, and weights are no storages
 
     @classmethod
     def of(
@@ -63,17 +65,19 @@ class EdgeProblem:
         macs_per_s: float | None = None,
         constants_bytes_per_s: float | None = None,
         dma: bool = False,
+        constants: Space | None = None,
     ) -> EdgeProblem:
-        """The problem of a graph in these spaces.
+        """The problem of a graph in these spaces, and with `constants` in one more, for weights that lie in no other.
 
         Raises FormatError, which says what was expected: no spaces, two of one name, several of which one has no rates, no operators,
         a tensor that nobody makes or two make, a negative size, operators in a cycle.
         """
-        _check_spaces(spaces)
+        _check_spaces(spaces, constants)
         check_rate("macs_per_s", macs_per_s)
         check_rate("constants_bytes_per_s", constants_bytes_per_s)
         _check_graph(graph)
-        return _Storages(graph).problem(tuple(spaces), macs_per_s, constants_bytes_per_s, dma)
+        storages = _Storages(graph, 0 if constants is None else max(memory.align_bytes for memory in (*spaces, constants)))
+        return storages.problem((*spaces, *(() if constants is None else (constants,))), macs_per_s, constants_bytes_per_s, dma)
 
     def sizes_in(self, space: int) -> list[int]:
         """[m] the bytes that each storage takes up there, in whole multiples of the alignment."""
@@ -99,6 +103,8 @@ class EdgeProblem:
         mask = 0
         for index in range(first, end):
             mask |= self.beside[index]
+        for storage in self.constants:
+            mask &= ~(1 << storage)
         for storage in (*task.reads, *task.makes, *(each for index in range(first, end) for each in self.tasks[index].makes)):
             mask &= ~(1 << storage)
         finest, total = min(memory.align_bytes for memory in self.spaces), 0
@@ -169,16 +175,19 @@ def ring_ps(problem: EdgeProblem, task: EdgeTask, space: int) -> int:
     return traffic_ps(problem, space, written, writes=True) + traffic_ps(problem, space, read, writes=False)
 
 
-def _check_spaces(spaces: Sequence[Space]) -> None:
+def _check_spaces(spaces: Sequence[Space], constants: Space | None) -> None:
+    if constants is not None and (not isinstance(constants, Space) or constants.read_bytes_per_s is None):
+        raise FormatError(f"constants: expected a memory with a rate to read, like Space('flash', None, 5e7), got {constants!r}")
     if not spaces:
         raise FormatError("expected at least one memory, got none: name one, such as sram=512KiB@2GB/s")
-    for index, memory in enumerate(spaces):
+    others = () if constants is None else (constants,)
+    for index, memory in enumerate((*spaces, *others)):
         if not isinstance(memory, Space):
             raise FormatError(f"memories: expected values like Space('sram', 524288, 2e9, 2e9), got {memory!r}")
-        if memory.name in [other.name for other in spaces[:index]]:
+        if memory.name in [other.name for other in (*spaces, *others)[:index]]:
             raise FormatError(f"memories: expected names of their own, got {memory.name} twice")
     slow = next((memory for memory in spaces if memory.read_bytes_per_s is None or memory.write_bytes_per_s is None), None)
-    if len(spaces) > 1 and slow is not None:
+    if len(spaces) + len(others) > 1 and slow is not None:
         raise FormatError(f"memory {slow.name}: expected its rates, as in {slow.name}=512KiB@2GB/s: among several memories time decides")
     for memory in spaces:
         if memory.room_bytes == 0:
@@ -230,9 +239,9 @@ def _check_graph(graph: EdgeGraph) -> None:
 
 
 class _Storages:
-    """The storages of a graph: who shares whose bytes by views."""
+    """The storages of a graph: who shares whose bytes by views; weights, too, where they have an alignment."""
 
-    def __init__(self, graph: EdgeGraph) -> None:
+    def __init__(self, graph: EdgeGraph, weights_align_bytes: int) -> None:
         self.graph, shared = graph, shared_bytes(graph)
         self.maker = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.outputs if tensor >= 0}
         read = {tensor for node in graph.nodes for tensor in node.inputs} | set(graph.outputs)
@@ -252,9 +261,17 @@ class _Storages:
             max(start + graph.tensors[at].size_bytes for at, start in zip(each, starts, strict=True))
             for each, starts in zip(self.members, self.starts, strict=True)
         ]
+        for tensors, starts, nbytes in _weights(graph, shared, weights_align_bytes) if weights_align_bytes else ():
+            self.storage_of |= dict.fromkeys(tensors, len(self.members))
+            self.roots.append(tensors[0])
+            self.members.append(tensors)
+            self.starts.append(starts)
+            self.sizes.append(nbytes)
+        self.has_flash = weights_align_bytes > 0
+        self.weights = range(len(order), len(self.members))
         makers = [sum(at in shared.made for at in each) for each in self.members]
         whole = [graph.tensors[root].size_bytes == size for root, size in zip(self.roots, self.sizes, strict=True)]
-        self.in_parts = [storage for storage in range(len(self.members)) if makers[storage] > 1 or not whole[storage]]
+        self.in_parts = [storage for storage in range(len(order)) if makers[storage] > 1 or not whole[storage]]
 
     def problem(self, spaces: tuple[Space, ...], macs_per_s: float | None, constants_bytes_per_s: float | None, dma: bool) -> EdgeProblem:
         problem = EdgeProblem(
@@ -267,9 +284,11 @@ class _Storages:
             starts=tuple(self.starts),
             operators=len(self.graph.nodes),
             given=frozenset(storage for storage, root in enumerate(self.roots) if root not in self.maker),
-            kept=frozenset(self.storage_of[tensor] for tensor in self.graph.outputs if tensor in self.storage_of),
+            kept=frozenset(self.storage_of[tensor] for tensor in self.graph.outputs if tensor in self.storage_of) | {*self.weights},
             spaces=spaces,
             dma=dma,
+            constants=frozenset(self.weights),
+            flash=len(spaces) - 1 if self.has_flash else -1,
         )
         problem.order_problem(0)  # finds cycles
         return problem
@@ -323,3 +342,21 @@ class _Storages:
         if self.sizes[self.storage_of[tensor]] != self.sizes[storage] or set(self.members[storage]) & set(self.graph.outputs):
             return False
         return all(each == source or self.storage_of.get(each) != storage for each in node.inputs)
+
+
+def _weights(graph: EdgeGraph, shared: SharedBytes, align_bytes: int) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Weights, with their views, that the same operators read: one storage each, as (tensors, where each starts, bytes)."""
+    by_readers: dict[frozenset[int], list[list[int]]] = {}
+    for group in shared.members:
+        if any(graph.tensors[at].constant for at in group) and not any(at in graph.inputs for at in group):
+            readers = frozenset(index for index, node in enumerate(graph.nodes) if not {*group}.isdisjoint(node.inputs))
+            by_readers.setdefault(readers, []).append(group)
+    weights = []
+    for readers, groups in by_readers.items():
+        tensors, starts, end = [], [], 0
+        for group in groups if readers else ():
+            tensors += group
+            starts += [end] * len(group)
+            end += rounded_up(max(graph.tensors[at].size_bytes for at in group), align_bytes)
+        weights += [(tuple(tensors), tuple(starts), end)] if tensors else []
+    return weights

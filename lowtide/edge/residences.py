@@ -169,6 +169,7 @@ def _workspaces(problem: EdgeProblem, choice: Choice, residences: list[_Residenc
             for residence in residences:
                 if residence.start <= step < residence.end:
                     left[residence.space] -= rounded_up(residence.size_bytes, problem.spaces[residence.space].align_bytes)
-            space = choice.rings.get(index, max(range(len(left)), key=lambda each: (left[each], -each)))
+            able = [each for each in range(len(left)) if each != problem.flash]
+            space = choice.rings.get(index, max(able, key=lambda each: (left[each], -each)))
             workspaces.append(_Residence(space, step, step + 1, nbytes))
     return workspaces

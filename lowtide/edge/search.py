@@ -44,8 +44,13 @@ NEVER = NEVER_PS  # picoseconds: it cannot be
 _MOST_PS = 2**60  # of all that a network could take: sums then never overflow
 _MOST_SPACES = 14
 _MOST_BEGINNINGS = 5_000  # ways to place what the caller gives
+_NO_ROOM = 2**52  # bytes of what may not lie in a space
 _MOST_KNOWN = 2**16  # of what may be known of one task's inputs: its share is a single number above that
+_WEIGHT_STEPS = 60  # ways to share many weights out between one memory and flash
 _SEED = 20_261_128  # of the hash words
+
+
+Beginning = tuple[int, tuple[int, ...], dict[int, int]]  # time of what is left, bytes by space, where what the caller gives lies
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Programme:
         first = self._first(known_ps)
         layers: list[Layer | None] = [first]
         steps: list[Ints] = []
-        dropped, until = NEVER, self.steps + max_steps
+        dropped, until = self.dropped_ps, self.steps + max_steps
         most_extra_macs = most_extra_macs if self.cuts else 0
         for at in range(1, self.n + 1):
             reached, count = room_for(1024, self.count), 0
@@ -182,18 +187,18 @@ class Programme:
 
     def _first(self, known_ps: int) -> Layer:
         """Every way to have what the caller gives in spaces."""
-        size, room = self.parts.size.tolist(), self.parts.room.tolist()
-        beginnings: list[tuple[int, tuple[int, ...], dict[int, int]]] = [(int(self.bounds.share_ps.sum()), (0,) * self.count, {})]
-        for storage in sorted(self.problem.given):
-            more = []
-            for left, used, placed in beginnings:
-                for space in range(self.count):
-                    now = tuple(each + size[storage][space] * (at == space) for at, each in enumerate(used))
-                    both = {**placed, storage: space}
-                    rest = left if self.moves else self._left_ps(left, storage, placed, both)
-                    if now[space] <= room[space] and rest < known_ps:
-                        more.append((rest, now, both))
-            beginnings = sorted(more, key=lambda each: (each[0], sum(each[1])))[:_MOST_BEGINNINGS]
+        root = int(self.bounds.share_ps.sum())
+        beginnings: list[Beginning] = [(root, (0,) * self.count, {})]
+        self.dropped_ps = NEVER
+        if self.count ** len(self.problem.constants) > _MOST_BEGINNINGS:
+            beginnings, self.dropped_ps = self._weights_first(beginnings[0]), root
+        for storage in sorted(self.problem.given.difference(beginnings[0][2])):
+            tries = [self._placed(each, storage, space, known_ps) for each in beginnings for space in range(self.count)]
+            more = [each for each in tries if each is not None]
+            ranked = sorted(more, key=lambda each: (each[0], sum(each[1])))
+            if len(ranked) > _MOST_BEGINNINGS:
+                self.dropped_ps = min(self.dropped_ps, ranked[_MOST_BEGINNINGS][0])
+            beginnings = ranked[:_MOST_BEGINNINGS]
         rows = np.zeros((len(beginnings), 2 * self.words + self.digits), np.uint64)
         keys = np.zeros((len(beginnings), 2), np.uint64)
         for task in (index for index, each in enumerate(self.problem.tasks) if not each.before):
@@ -205,6 +210,39 @@ class Programme:
         zeros, left_ps = np.zeros(len(beginnings), np.int64), np.array([each[0] for each in beginnings], np.int64)
         alive = np.array([each[1] for each in beginnings], np.int64).reshape(-1, self.count)
         return Layer(rows, keys, zeros, left_ps, zeros.copy(), alive)
+
+    def _placed(self, beginning: Beginning, storage: int, space: int, known_ps: int) -> Beginning | None:
+        """The same with a storage in a space; None where it has no room, or leads to nothing better."""
+        left, used, placed = beginning
+        now = tuple(each + int(self.parts.size[storage, space]) * (at == space) for at, each in enumerate(used))
+        both = {**placed, storage: space}
+        rest = left if self.moves else self._left_ps(left, storage, placed, both)
+        return (rest, now, both) if now[space] <= self.parts.room[space] and rest < known_ps else None
+
+    def _weights_first(self, beginning: Beginning) -> list[Beginning]:
+        """Ways to place many weights: in each memory those that save most time a byte, so many of them, and the rest in flash."""
+        flash, ways = self.problem.flash, []
+        for space in (each for each in range(self.count) if each != flash):
+            gains = {each: self._gain_ps(each, space) / max(1, self.problem.size_bytes[each]) for each in self.problem.constants}
+            ranked = sorted(gains, key=lambda each: (-gains[each], each))
+            for count in sorted({len(ranked) * at // _WEIGHT_STEPS for at in range(_WEIGHT_STEPS + 1)}):
+                now: Beginning | None = beginning
+                for at, storage in enumerate(ranked):
+                    now = None if now is None else self._placed(now, storage, space if at < count else flash, NEVER)
+                ways += [now] if now is not None and now not in ways else []
+        return ways or [beginning]
+
+    def _gain_ps(self, storage: int, space: int) -> int:
+        """How much less time the readers of weights take where these lie in a space, not in flash, and all else where it is fastest."""
+        parts, gain = self.parts, 0
+        for task in parts.readers[parts.readers_ptr[storage] : parts.readers_ptr[storage + 1]].tolist():
+            rows = slice(parts.reads_ptr[task], parts.reads_ptr[task + 1])
+            results = slice(parts.makes_ptr[task], parts.makes_ptr[task + 1])
+            own = parts.read_ps[rows][parts.reads[rows] == storage][0]
+            rest = int(parts.read_ps[rows].min(1).sum() - own.min() + parts.write_ps[results].min(1).sum())
+            one, other = (max(int(parts.macs_ps[task]), rest + int(own[at])) for at in (self.problem.flash, space))
+            gain += one - other
+        return gain
 
     def _left_ps(self, left: int, storage: int, before: dict[int, int], after: dict[int, int]) -> int:
         """The least time of what is left, once it is known where a storage lies."""
@@ -293,6 +331,7 @@ def parts_of(problem: EdgeProblem, room_bytes: Sequence[int], cuts: Sequence[Cut
         np.array([storage in problem.kept for storage in range(m)]),
         np.array([problem.sizes_in(space) for space in range(count)], np.int64).T.copy(),
         np.array(room_bytes, np.int64),
+        np.ones(count, np.bool_),
         np.array(move_ps, np.int64).reshape(m, count, count),
         rng.integers(0, 2**63, (n, 2), np.uint64),
         rng.integers(0, 2**63, (m, count, 2), np.uint64),
@@ -302,6 +341,12 @@ def parts_of(problem: EdgeProblem, room_bytes: Sequence[int], cuts: Sequence[Cut
     worst = sum(most) + touched * float(max(parts.read_ps.max(initial=0), parts.write_ps.max(initial=0)))
     if n * worst > _MOST_PS:
         raise FormatError("rates: expected a network that takes no more than some days, got one that may take longer")
+    if problem.flash >= 0:
+        others = [storage for storage in range(m) if storage not in problem.constants]
+        parts.size[others, problem.flash] = parts.work_bytes[:, problem.flash] = _NO_ROOM
+        parts.room[problem.flash] = min(parts.room[problem.flash], _NO_ROOM - 1)
+        parts.is_for_all[problem.flash] = False
+        parts.move_ps[sorted(problem.constants)] = NEVER
     parts.move_ps[[task.makes[0] for task in problem.tasks[problem.operators :]]] = NEVER  # storages of parts stay
     return parts
 

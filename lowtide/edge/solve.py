@@ -66,11 +66,16 @@ class EdgeRequest:
         macs_per_s: float | None = None,
         constants_bytes_per_s: float | None = None,
         dma: bool = False,
+        constants: Space | None = None,
         effort: EdgeEffort | None = None,
     ) -> EdgeRequest:
         """Spaces are sorted from the fastest to the slowest. Raises FormatError as `EdgeProblem.of` does."""
         fastest = sorted(spaces, key=lambda memory: -_speed(memory)) if all(isinstance(each, Space) for each in spaces) else spaces
-        problem = EdgeProblem.of(graph, fastest, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma)
+        if isinstance(constants, Space):
+            constants_bytes_per_s = constants.read_bytes_per_s
+        problem = EdgeProblem.of(
+            graph, fastest, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma, constants=constants
+        )
         return cls(graph, problem, macs_per_s, constants_bytes_per_s, effort or EdgeEffort())
 
     @property
@@ -83,7 +88,8 @@ class EdgeRequest:
             memory if room == memory.room_bytes else replace(memory, capacity_bytes=room if 0 < room < 2**61 else None)
             for memory, room in zip(self.problem.spaces, room_bytes, strict=True)
         )
-        known = all(memory.read_bytes_per_s is not None and memory.write_bytes_per_s is not None for memory in spaces)
+        rates = [(memory.read_bytes_per_s, memory.write_bytes_per_s) for at, memory in enumerate(spaces) if at != self.problem.flash]
+        known = all(None not in each for each in rates)
         plan = EdgePlan(
             self.graph, spaces, operators_of(self.problem, choice), laid.blocks, laid.moves,
             macs_per_s=self.macs_per_s, constants_bytes_per_s=self.constants_bytes_per_s, dma=self.problem.dma,
@@ -116,6 +122,8 @@ def with_cut_parts(request: EdgeRequest, extra_macs: float | None) -> EdgeReques
     """
     if any(node.after for node in request.graph.nodes):
         raise FormatError("cut: expected a network whose operators wait for nothing but what they read")
+    if request.problem.flash >= 0:
+        raise FormatError("cut: expected without a memory for constants: say how fast flash is read, with constants_bytes_per_s")
     if request.problem.operators < len(request.problem.tasks):
         raise FormatError("cut: expected a network that is read with views='reshape': parts that lie in a whole are not cut")
     once = sum(node.macs for node in request.graph.nodes)
