@@ -33,8 +33,8 @@ def network(
     source: a path, or a module in `eval()`.
     example: the arguments of the module's forward.
     sizes: extents that the file names by symbols, `{"batch": 1}`; an axis without a name is "input:axis".
-    views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none,
-        "slices" also for Concat and Split along the outermost axis that is no 1, for a runtime that has parts written where they will lie.
+    views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none.
+        "slices": Concat and Split along the outermost axis, too, where a runtime has parts written where they will lie.
     stored: dtypes of a file's tensors by name that memory holds as another: `{"conv1": "int8"}` for whole numbers in float32.
     groups: whether an operator of a file and what makes integers of its results are one node, as devices compute them.
 

@@ -162,6 +162,8 @@ class CutSearch:
         members = self.graph.nodes[first:end]
         inner = {node.outputs[0] for node in members}
         inputs = list(dict.fromkeys(at for node in members for at in node.inputs if at >= 0 and at not in inner))
+        if constants_bytes_per_s is None:  # what has no storage takes no time
+            inputs = [at for at in inputs if self._storage(at) >= 0]
         once = sum(node.macs for node in members)
         before = sorted({each for task in self.problem.tasks[first:end] for each in task.before} - {*range(first, end)})
         result, sizes = self._storage(run.output), self.problem.size_bytes

@@ -79,7 +79,7 @@ class SharedBytes:
         self.group, self.start = list(range(len(graph.tensors))), [0] * len(graph.tensors)
         self.members = [[at] for at in range(len(graph.tensors))]
         views = {node.outputs[output] for node in graph.nodes for output, _ in node.views}
-        self.made = {at for node in graph.nodes for at in node.outputs if at >= 0 and at not in views} | {*graph.inputs}
+        self.made_apart = {at for node in graph.nodes for at in node.outputs if at >= 0 and at not in views} | {*graph.inputs}
 
     def unite(self, node: EdgeNode) -> bool:
         """Puts a node's views where they belong; False, and nothing changed, where something else lies there.
@@ -97,10 +97,10 @@ class SharedBytes:
         """Has what a node writes over begin where the result is a part, if the node alone reads that: both are written there."""
         for output, source in node.in_place:
             one, other = node.outputs[output], node.inputs[source]
-            is_part = sum(each in self.made for each in self.members[self.group[one]]) > 1
+            is_part = sum(each in self.made_apart for each in self.members[self.group[one]]) > 1
             alike = self.graph.tensors[one].size_bytes == self.graph.tensors[other].size_bytes
             if is_part and alike and readers[other] == 1 and self.members[self.group[other]] == [other] and other not in self.graph.inputs:
-                self.made.discard(one)
+                self.made_apart.discard(one)
                 self._unite(other, one, 0)
                 return
 
@@ -118,14 +118,14 @@ class SharedBytes:
 
     def _is_apart(self, group: int) -> bool:
         """Whether those of a storage that somebody makes lie apart."""
-        made = sorted((self.start[at], self.graph.tensors[at].size_bytes, at) for at in self.members[group] if at in self.made)
+        roots = sorted((self.start[at], self.graph.tensors[at].size_bytes, at) for at in self.members[group] if at in self.made_apart)
         given = any(self.graph.tensors[at].constant or at in self.graph.inputs for at in self.members[group])
         end = -(2**62)
-        for start, nbytes, _ in made:
+        for start, nbytes, _ in roots:
             if start < end:
                 return False
             end = start + nbytes
-        return not (given and (len(made) > 1 or any(at not in self.graph.inputs for _, _, at in made)))
+        return not (given and (len(roots) > 1 or any(at not in self.graph.inputs for _, _, at in roots)))
 
 
 def shared_bytes(graph: EdgeGraph) -> SharedBytes:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from graphlib import TopologicalSorter
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode, SharedBytes, shared_bytes, view_starts
@@ -143,13 +142,8 @@ class EdgeProblem:
 
 def ps(amount: int, rate: float) -> int:
     """Picoseconds for so much at a rate per second, rounded up."""
-    time = amount * PS_PER_S / _fraction(rate)
-    return -(-time.numerator // time.denominator)
-
-
-@lru_cache(maxsize=64)
-def _fraction(rate: float) -> Fraction:
-    return Fraction(rate)
+    over, under = rate.as_integer_ratio()
+    return -(-amount * PS_PER_S * under // over)
 
 
 def _rate(rate: float | None) -> float:
@@ -248,10 +242,10 @@ class _Storages:
         self.roots: list[int] = []
         self.members: list[tuple[int, ...]] = []
         for group in shared.members:
-            made = sorted(at for at in group if at in shared.made and not graph.tensors[at].constant)
-            if made and (made[0] in self.maker or any(at in read for at in group)):
-                self.roots.append(made[0])
-                self.members.append(tuple(sorted(at for at in group if made[0] in self.maker or at in read or made[0] in read)))
+            roots = sorted(at for at in group if at in shared.made_apart and not graph.tensors[at].constant)
+            if roots and (roots[0] in self.maker or any(at in read for at in group)):
+                self.roots.append(roots[0])
+                self.members.append(tuple(sorted(at for at in group if roots[0] in self.maker or at in read or roots[0] in read)))
         order = sorted(range(len(self.roots)), key=lambda at: min(self.members[at]))
         self.roots, self.members = [self.roots[at] for at in order], [self.members[at] for at in order]
         self.storage_of = {tensor: storage for storage, each in enumerate(self.members) for tensor in each}
@@ -269,7 +263,7 @@ class _Storages:
             self.sizes.append(nbytes)
         self.has_flash = weights_align_bytes > 0
         self.weights = range(len(order), len(self.members))
-        makers = [sum(at in shared.made for at in each) for each in self.members]
+        makers = [sum(at in shared.made_apart for at in each) for each in self.members]
         whole = [graph.tensors[root].size_bytes == size for root, size in zip(self.roots, self.sizes, strict=True)]
         self.in_parts = [storage for storage in range(len(order)) if makers[storage] > 1 or not whole[storage]]
 

@@ -185,20 +185,22 @@ class CutStages:
         return -(-(whole // lines * most) // self.align_bytes) * self.align_bytes
 
     def traffic(self, members: Sequence[EdgeNode], inputs: Sequence[int]) -> tuple[Counts, Counts, Counts]:
-        """By size of bands: [sizes, inputs] bytes read of each from outside, weights among them; bytes written to rings; read from them."""
+        """By size of bands: [sizes, inputs] bytes read of each of these from outside; bytes written to rings; bytes read from them."""
         bands = np.array([-(-self.graph.tensors[self.output].shape[self.band_axis] // size) if size else 1 for size in self.sizes])
-        turns = Counter(tensor for tensor, _ in groupby(result for result, _ in self.steps))
         read: dict[int, Counts] = {tensor: np.zeros(len(bands), np.int64) for tensor in inputs}
-        for node in members:
-            for tensor in {each for each in node.inputs if each >= 0 and is_weight(self.graph, each)}:
+        weights = {tensor for tensor in inputs if is_weight(self.graph, tensor)}
+        turns = Counter(tensor for tensor, _ in groupby(result for result, _ in self.steps)) if weights else Counter[int]()
+        for node in members if weights else ():
+            for tensor in weights.intersection(node.inputs):
                 read[tensor] = read[tensor] + self.graph.tensors[tensor].size_bytes * turns[node.outputs[0]] * bands
-        for tensor in self.inputs:
+        for tensor in (each for each in self.inputs if each in read):
             for reader in self.readers[tensor] if tensor != self.loaded else (_Reader(tensor, SliceWindow(), None),):
                 read[tensor] = read[tensor] + self._read_bytes(tensor, reader, bands)
         written = {tensor: self._made_bytes(tensor) for tensor in self.slots}
         from_rings = [nbytes * len(self.readers[tensor]) for tensor, nbytes in written.items()]
         none = np.zeros(len(bands), np.int64)
-        return np.stack([*read.values()], axis=1), sum(written.values(), none), sum(from_rings, none)
+        by_input = np.array([*read.values()], np.int64).reshape(-1, len(bands)).T
+        return by_input, sum(written.values(), none), sum(from_rings, none)
 
     def _made_bytes(self, tensor: int) -> Counts:
         noun = self.graph.tensors[tensor]
