@@ -283,18 +283,6 @@ class CutSearch:
         """No partition with that few multiplications needs less, in any order."""
         return self._smallest(macs, least=True)
 
-    def frontier(self) -> list[CutChoice]:
-        """Partitions of which none needs fewer bytes with as few multiplications, the one of fewest bytes first."""
-        choices: list[CutChoice] = []
-        for limit in sorted({part.needs_bytes for parts in self.parts for part in parts}):
-            if choices and choices[-1].macs <= self.macs:
-                break
-            if self._path(limit, least=False) is not None:
-                partition = self._partition(limit)
-                if not choices or partition.macs < choices[-1].macs:
-                    choices.append(partition)
-        return choices
-
 
 def _best(parts: Iterator[CutOption]) -> tuple[CutOption, ...]:
     """Without those that another of the same operators is at least as good as."""

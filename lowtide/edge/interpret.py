@@ -17,7 +17,7 @@ from lowtide.edge.cuts import CutBody, cut_body
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
-from lowtide.edge.plan import EdgeBlock, EdgePlan
+from lowtide.edge.plan import EdgePlan
 from lowtide.edge.run_cut import CutRun, Lying, SliceKernels
 from lowtide.edge.windows import is_weight
 from lowtide.errors import BatchError, CheckError
@@ -146,7 +146,7 @@ class _Device:
         first, second = self.plan.blocks[source], self.plan.blocks[target]
         where = f"step {step}: the move of block {source} to block {target}"
         shared = set(first.tensors).intersection(second.tensors)
-        if not shared or first.size_bytes > second.size_bytes or any(_start(first, at) != _start(second, at) for at in shared):
+        if not shared or first.size_bytes > second.size_bytes or any(first.start_of(at) != second.start_of(at) for at in shared):
             raise CheckError(f"{where}: expected a block that holds its tensors where they were, got {first} and {second}")
         if not (first.start < step <= first.end and second.start <= step < second.end + (step == len(self.plan.order))):
             raise CheckError(f"{where}: expected blocks that are both there, got {first} and {second}")
@@ -279,13 +279,8 @@ class _Device:
     def _range(self, index: int, tensor: int) -> tuple[int, int, int]:
         """Space, first byte and end of a tensor in a block."""
         block = self.plan.blocks[index]
-        begin = block.offset_bytes + _start(block, tensor)
+        begin = block.offset_bytes + block.start_of(tensor)
         return block.space, begin, begin + self.graph.tensors[tensor].size_bytes
-
-
-def _start(block: EdgeBlock, tensor: int) -> int:
-    """The byte of a block at which a tensor of it begins."""
-    return block.starts[block.tensors.index(tensor)] if block.starts else 0
 
 
 def _check_block(plan: EdgePlan, index: int) -> None:

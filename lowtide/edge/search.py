@@ -47,6 +47,7 @@ _MOST_BEGINNINGS = 5_000  # ways to place what the caller gives
 _NO_ROOM = 2**52  # bytes of what may not lie in a space
 _MOST_KNOWN = 2**16  # of what may be known of one task's inputs: its share is a single number above that
 _WEIGHT_STEPS = 60  # ways to share many weights out between one memory and flash
+_MOST_REACHED = 2**20  # beginnings of one layer that are looked at, of which the most hopeful are kept
 _SEED = 20_261_128  # of the hash words
 
 
@@ -146,7 +147,8 @@ class Programme:
                     settings = Settings(known_ps, most_extra_macs, self.moves, self.problem.dma, at == self.n, budget)
                     begin, count, tried = expand(self.parts, self.bounds, layer, self.words, begin, these, reached, count, settings)
                     self.steps += int(tried)
-                    if begin < total and count < len(reached.time_ps) and layer is not None:  # the effort is spent
+                    is_full = count == len(reached.time_ps)
+                    if begin < total and layer is not None and (not is_full or count >= _MOST_REACHED):  # the effort is spent
                         dropped = min(dropped, int((layer.time_ps[begin:] + layer.left_ps[begin:]).min()))
                         break
                     if begin < total:
