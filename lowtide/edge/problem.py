@@ -65,8 +65,11 @@ class EdgeProblem:
         constants_bytes_per_s: float | None = None,
         dma: bool = False,
         constants: Space | None = None,
+        weights: Sequence[tuple[int, ...]] | None = None,
     ) -> EdgeProblem:
         """The problem of a graph in these spaces, and with `constants` in one more, for weights that lie in no other.
+
+        weights: which tensors are one storage of weights; left out, those that the same operators read.
 
         Raises FormatError, which says what was expected: no spaces, two of one name, several of which one has no rates, no operators,
         a tensor that nobody makes or two make, a negative size, operators in a cycle.
@@ -75,7 +78,8 @@ class EdgeProblem:
         check_rate("macs_per_s", macs_per_s)
         check_rate("constants_bytes_per_s", constants_bytes_per_s)
         _check_graph(graph)
-        storages = _Storages(graph, 0 if constants is None else max(memory.align_bytes for memory in (*spaces, constants)))
+        align_bytes = 0 if constants is None else max(memory.align_bytes for memory in (*spaces, constants))
+        storages = _Storages(graph, align_bytes, weights)
         return storages.problem((*spaces, *(() if constants is None else (constants,))), macs_per_s, constants_bytes_per_s, dma)
 
     def sizes_in(self, space: int) -> list[int]:
@@ -235,7 +239,7 @@ def _check_graph(graph: EdgeGraph) -> None:
 class _Storages:
     """The storages of a graph: who shares whose bytes by views; weights, too, where they have an alignment."""
 
-    def __init__(self, graph: EdgeGraph, weights_align_bytes: int) -> None:
+    def __init__(self, graph: EdgeGraph, weights_align_bytes: int, weights: Sequence[tuple[int, ...]] | None) -> None:
         self.graph, shared = graph, shared_bytes(graph)
         self.maker = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.outputs if tensor >= 0}
         read = {tensor for node in graph.nodes for tensor in node.inputs} | set(graph.outputs)
@@ -255,7 +259,8 @@ class _Storages:
             max(start + graph.tensors[at].size_bytes for at, start in zip(each, starts, strict=True))
             for each, starts in zip(self.members, self.starts, strict=True)
         ]
-        for tensors, starts, nbytes in _weights(graph, shared, weights_align_bytes) if weights_align_bytes else ():
+        for tensors in (_weights(graph, shared) if weights is None else weights) if weights_align_bytes else ():
+            starts, nbytes = _starts_in_a_row(graph, shared, tensors, weights_align_bytes)
             self.storage_of |= dict.fromkeys(tensors, len(self.members))
             self.roots.append(tensors[0])
             self.members.append(tensors)
@@ -338,19 +343,22 @@ class _Storages:
         return all(each == source or self.storage_of.get(each) != storage for each in node.inputs)
 
 
-def _weights(graph: EdgeGraph, shared: SharedBytes, align_bytes: int) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Weights, with their views, that the same operators read: one storage each, as (tensors, where each starts, bytes)."""
-    by_readers: dict[frozenset[int], list[list[int]]] = {}
+def _weights(graph: EdgeGraph, shared: SharedBytes) -> list[tuple[int, ...]]:
+    """Weights, with their views, that the same operators read."""
+    by_readers: dict[frozenset[int], list[int]] = {}
     for group in shared.members:
         if any(graph.tensors[at].constant for at in group) and not any(at in graph.inputs for at in group):
             readers = frozenset(index for index, node in enumerate(graph.nodes) if not {*group}.isdisjoint(node.inputs))
-            by_readers.setdefault(readers, []).append(group)
-    weights = []
-    for readers, groups in by_readers.items():
-        tensors, starts, end = [], [], 0
-        for group in groups if readers else ():
-            tensors += group
-            starts += [end] * len(group)
-            end += rounded_up(max(graph.tensors[at].size_bytes for at in group), align_bytes)
-        weights += [(tuple(tensors), tuple(starts), end)] if tensors else []
-    return weights
+            by_readers.setdefault(readers, []).extend(group)
+    return [tuple(tensors) for readers, tensors in by_readers.items() if readers]
+
+
+def _starts_in_a_row(graph: EdgeGraph, shared: SharedBytes, tensors: Sequence[int], align_bytes: int) -> tuple[tuple[int, ...], int]:
+    """Where each begins, one behind the other but for views, and the bytes of all."""
+    begin: dict[int, int] = {}
+    end = 0
+    for at in tensors:
+        if shared.group[at] not in begin:
+            begin[shared.group[at]] = end
+            end += rounded_up(max(graph.tensors[each].size_bytes for each in shared.members[shared.group[at]]), align_bytes)
+    return tuple(begin[shared.group[at]] for at in tensors), end

@@ -122,8 +122,6 @@ def with_cut_parts(request: EdgeRequest, extra_macs: float | None) -> EdgeReques
     """
     if any(node.after for node in request.graph.nodes):
         raise FormatError("cut: expected a network whose operators wait for nothing but what they read")
-    if request.problem.flash >= 0:
-        raise FormatError("cut: expected without a memory for constants: say how fast flash is read, with constants_bytes_per_s")
     if request.problem.operators < len(request.problem.tasks):
         raise FormatError("cut: expected a network that is read with views='reshape': parts that lie in a whole are not cut")
     once = sum(node.macs for node in request.graph.nodes)
@@ -227,7 +225,13 @@ def _in_cuts(request: EdgeRequest, answer: Found) -> tuple[EdgeRequest, Choice]:
         return request, choice or Choice((), {}, {})
     graph = with_cuts(request.graph, [part.cut for part in answer.cuts], max(memory.align_bytes for memory in problem.spaces))
     cut = EdgeProblem.of(
-        graph, problem.spaces, macs_per_s=request.macs_per_s, constants_bytes_per_s=request.constants_bytes_per_s, dma=problem.dma
+        graph,
+        [memory for at, memory in enumerate(problem.spaces) if at != problem.flash],
+        macs_per_s=request.macs_per_s,
+        constants_bytes_per_s=request.constants_bytes_per_s,
+        dma=problem.dma,
+        constants=problem.spaces[problem.flash] if problem.flash >= 0 else None,
+        weights=_weights_of(request, answer.cuts),
     )
     parts = {part.end - 1: part.task for part in answer.cuts}
     node = {task: at for at, task in enumerate(sorted(choice.order))}  # of a cut by its last task
@@ -242,6 +246,16 @@ def _in_cuts(request: EdgeRequest, answer: Found) -> tuple[EdgeRequest, Choice]:
         {node[task]: space for task, space in choice.rings.items()},
     )
     return replace(request, graph=graph, problem=cut, cuts=()), moved
+
+
+def _weights_of(request: EdgeRequest, cuts: Sequence[CutPart]) -> list[tuple[int, ...]]:
+    """The storages of weights by tensors of the network that is cut: those that stay, in the same order."""
+    graph, problem = request.graph, request.problem
+    inner = {at for part in cuts for node in graph.nodes[part.first : part.end] for at in node.outputs}
+    inner -= {graph.nodes[part.end - 1].outputs[0] for part in cuts}
+    used = {*graph.inputs, *graph.outputs, *(at for node in graph.nodes for at in (*node.inputs, *node.outputs) if at >= 0)}
+    number = {at: new for new, at in enumerate(sorted(used - inner))}
+    return [tuple(number[at] for at in problem.tensors[storage]) for storage in sorted(problem.constants)]
 
 
 def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps: int) -> Found:

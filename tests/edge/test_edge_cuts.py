@@ -164,6 +164,20 @@ def test_no_cuts_and_places_take_less_time_than_is_proven(seed: int):
         assert from_json(to_json(answer.plan), graph).blocks == answer.plan.blocks
 
 
+@pytest.mark.parametrize("seed", [0, 2, 5])
+def test_weights_lie_where_they_save_time_beside_cuts(seed: int):
+    model = random_chain(seed, qdq=seed == 0)
+    graph, x = network_of(model), _inputs(network_of(model), seed)
+    nbytes = lowtide.plan_edge(graph, [RAM]).arena_bytes[0]
+    memories, flash = [Space("fast", nbytes // 2, 8e9, 8e9), Space("slow", nbytes, 1e9, 1e9)], Space("flash", None, 5e7)
+    whole, cut = (lowtide.plan_edge(graph, memories, constants=flash, macs_per_s=1e9, cut=each) for each in (False, True))
+    assert cut.value <= whole.value
+    weights = [block.space for block in cut.blocks if any(cut.graph.tensors[at].constant for at in block.tensors)]
+    assert {*weights} != {2}
+    np.testing.assert_array_equal(*interpret(cut, x).values(), *by_onnxruntime(model, x).values())
+    assert from_json(to_json(cut), graph).blocks == cut.blocks
+
+
 def test_the_least_bytes_of_a_fast_memory_within_a_time_are_less_with_cuts():
     chain = Chain(0, 16, 16)
     for channels in (24, 24, 4):

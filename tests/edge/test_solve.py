@@ -87,7 +87,6 @@ def _with_weights(seed: int) -> Status:
         (Space("flash", 100), {}, "constants: expected a memory with a rate to read"),
         (Space("ram", 100, 1.0), {}, "expected names of their own, got ram twice"),
         (Space("flash", 100, 1.0), {"constants_bytes_per_s": 2.0}, "expected it without constants_bytes_per_s"),
-        (Space("flash", 100, 1.0), {"cut": True}, "expected without a memory for constants"),
     ],
 )
 def test_odd_memories_of_weights_are_refused(constants, options, sentence: str):
