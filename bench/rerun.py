@@ -116,7 +116,7 @@ BENCHES = (
     Bench("bench.ago.partitions", ("ago_partitions",)),
     Bench("bench.serve", ("serve",)),
     Bench("bench.compiled", ("compiled",)),
-    Bench("bench.edge_cuts", ("edge_cuts",)),
+    Bench("bench.edge_cuts", ("edge_cuts", "edge_cuts_two")),
     Bench("bench.host_bytes", ("host_bytes",)),
 )
 # What no command alone can do on any machine, and how it is done.

@@ -6,8 +6,8 @@ from bench.tables_parts import rows_of, section
 
 
 def small_devices() -> tuple[str, ...]:
-    """One memory and two, then cuts."""
-    return _memories(), _cuts()
+    """One memory and two, then cuts in each."""
+    return _memories(), _cuts(), _cuts_in_two()
 
 
 def _memories() -> str:
@@ -61,6 +61,31 @@ def _cuts() -> str:
         lines,
         after=f"Run in exactly these bytes, {right} of {len(rows)} pairs of plans gave onnxruntime's integers. The bound is over all"
         " cuts of up to 64 operators that follow each other, in bands of as equal a size as can be.",
+    )
+
+
+def _cuts_in_two() -> str:
+    rows = rows_of("edge_cuts_two")
+    lines = [
+        [
+            row["network"], str(row["operators"]), f"{row['fast bytes']:,}", f"{row['whole us']:,.0f}", _gap(row["gap of it"]),
+            f"{row['us']:,.0f}", _gap(row["gap"]), str(row["cuts"]), str(row["moves"]), f"{row['multiplications']:.3f}",
+            f"{row['seconds']:.1f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    head = ("", "operators", "fast bytes", "nothing cut, us", "gap", "cut, us", "gap", "cuts", "moves", "multiplications", "seconds")
+    return section(
+        "Small devices: cuts in two memories",
+        "edge_cuts_two",
+        "python -m bench.edge_cuts",
+        "Time by the stated model with a small fast memory (2 GB/s) beside a slow one (0.2 GB/s), a DMA and 4 billion multiplications a"
+        " second. Order, places, moves and cuts are one search, with one bound. What goes through rings counts as time. Networks in int8"
+        " with their residual additions; the image stays with the caller.",
+        head,
+        lines,
+        after=f"Run in exactly their bytes, {sum(row['run like onnxruntime'] == 'yes' for row in rows)} of {len(rows)} cut plans gave"
+        " onnxruntime's integers.",
     )
 
 

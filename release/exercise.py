@@ -24,6 +24,8 @@ def main() -> None:
     network = _images().eval()
     with torch.no_grad():
         lowtide.optimize(network, torch.randn(1, 3, 32, 32), exact=False)(torch.randn(1, 3, 32, 32))
+        memories = [lowtide.Space("fast", 2**14, 2e9, 2e9), lowtide.Space("slow", None, 1e9, 1e9)]
+        lowtide.plan_edge(lowtide.network(network, (torch.randn(1, 3, 32, 32),)), memories, cut=True)
 
 
 def _text() -> nn.Module:

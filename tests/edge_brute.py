@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import permutations, product
@@ -17,7 +17,17 @@ Residence = tuple[int, int, int, int]  # space, bytes, first step, step after th
 class Brute:
     """The least time of all that can be done, or of all that keeps everything where it is."""
 
-    def __init__(self, graph: EdgeGraph, spaces: Sequence[Space], *, macs_per_s: float | None, dma: bool, moves: bool) -> None:
+    def __init__(
+        self,
+        graph: EdgeGraph,
+        spaces: Sequence[Space],
+        *,
+        macs_per_s: float | None,
+        dma: bool,
+        moves: bool,
+        weights_ps: Mapping[str, int] | None = None,
+    ) -> None:
+        self.weights_ps = weights_ps or {}  # by operator
         self.graph, self.spaces, self.macs_per_s, self.dma, self.moves = graph, spaces, macs_per_s, dma, moves
         self.root = list(range(len(graph.tensors)))
         for node in graph.nodes:
@@ -69,11 +79,11 @@ class Brute:
             touched = {self.root[each] for each in (*node.inputs, *node.outputs)} & where.keys()
             for root in touched | (later & where.keys()):
                 homes[where[root]] = (*homes[where[root]][:3], step + 1)
-            took = self._step_ps(node, where, homes)
             for space in range(len(self.spaces)) if node.workspace_bytes else (-1,):
                 beside = [*homes, (space, node.workspace_bytes, step, step + 1)] if space >= 0 else homes
                 if not self._alive_fits(beside, step):
                     continue
+                took = self._step_ps(node, where, homes, space)
                 self._go(step + 1, order, where, beside, time + took)
                 if self.moves and fresh and step + 1 < len(self.graph.nodes):
                     self._move(step, order, where, beside, time + took, took, sorted((later & where.keys()) - set(fresh)))
@@ -98,12 +108,18 @@ class Brute:
                 return root
         return -1
 
-    def _step_ps(self, node: EdgeNode, where: dict[int, int], homes: list[Residence]) -> int:
+    def _step_ps(self, node: EdgeNode, where: dict[int, int], homes: list[Residence], workspace: int) -> int:
         looked_at = {node.inputs[source] for _, source in node.views}
+        traffic = node.attributes.get("traffic")
+        nbytes = dict(zip(node.inputs, traffic.read_bytes, strict=True)) if traffic else {each: self._size(each) for each in node.inputs}
         reads = [each for each in set(node.inputs) - looked_at if self.root[each] in where]
-        took = sum(_ps(self._size(each), self.spaces[homes[where[self.root[each]]][0]].read_bytes_per_s or 0) for each in reads)
+        took = sum(_ps(nbytes[each], self.spaces[homes[where[self.root[each]]][0]].read_bytes_per_s or 0) for each in reads)
         writes = [each for each in node.outputs if self.root[each] == each]
         took += sum(_ps(self._size(each), self.spaces[homes[where[each]][0]].write_bytes_per_s or 0) for each in writes)
+        if traffic and workspace >= 0:
+            took += _ps(traffic.ring_written_bytes, self.spaces[workspace].write_bytes_per_s or 0)
+            took += _ps(traffic.ring_read_bytes, self.spaces[workspace].read_bytes_per_s or 0)
+        took += self.weights_ps.get(node.name, 0)
         return took if self.macs_per_s is None else max(took, _ps(node.macs, self.macs_per_s))
 
     def _alive_fits(self, homes: list[Residence], step: int) -> bool:

@@ -12,7 +12,8 @@ SCALES = {"s": np.float32(1.0), "z": np.int8(2), "half": np.float32(0.5), "wz": 
 class Chain:
     """A model of int8 maps [1, channels, height, width] that grows at its end."""
 
-    def __init__(self, seed: int, height: int, width: int) -> None:
+    def __init__(self, seed: int, height: int, width: int, *, qdq: bool = False) -> None:
+        self.qdq = qdq  # convolutions of dequantised numbers, whose results are quantised
         self.rng = np.random.default_rng(seed)
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = dict(SCALES)
@@ -29,11 +30,14 @@ class Chain:
         self.constants[f"{name}w"] = weights
         self.constants[f"{name}y"] = np.float32(4.6 * np.sqrt(weights[0].size))
         inputs = [source, "s", "z", f"{name}w", "s", "wz", f"{name}y", "z"]
-        self.nodes.append(
-            helper.make_node(
-                "QLinearConv", inputs, [name], name=name, pads=pads, strides=[stride] * 2, dilations=[dilation] * 2, group=group
-            )
-        )
+        values = {"pads": pads, "strides": [stride] * 2, "dilations": [dilation] * 2, "group": group}
+        if self.qdq:
+            self.nodes.append(helper.make_node("DequantizeLinear", inputs[:3], [f"{name}d"]))
+            self.nodes.append(helper.make_node("DequantizeLinear", inputs[3:6], [f"{name}v"]))
+            self.nodes.append(helper.make_node("Conv", [f"{name}d", f"{name}v"], [f"{name}c"], **values))
+            self.nodes.append(helper.make_node("QuantizeLinear", [f"{name}c", *inputs[6:]], [name], name=name))
+        else:
+            self.nodes.append(helper.make_node("QLinearConv", inputs, [name], name=name, **values))
         wide = (kernel - 1) * dilation + 1
         extents = [(each + pads[at] + pads[at + 2] - wide) // stride + 1 for at, each in enumerate(self.extents[source])]
         self._made(name, channels, (extents[0], extents[1]))
@@ -71,10 +75,10 @@ class Chain:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8)
 
 
-def random_chain(seed: int, most: int = 6, smallest: int = 9) -> onnx.ModelProto:
+def random_chain(seed: int, most: int = 6, smallest: int = 9, *, qdq: bool = False) -> onnx.ModelProto:
     """Up to `most` steps: convolutions of every kind, pools, activations, and residual additions around some of them."""
     rng = np.random.default_rng(seed)
-    chain = Chain(seed, int(rng.integers(smallest, smallest + 6)), int(rng.integers(smallest, smallest + 6)))
+    chain = Chain(seed, int(rng.integers(smallest, smallest + 6)), int(rng.integers(smallest, smallest + 6)), qdq=qdq)
     for _ in range(int(rng.integers(2, most + 1))):
         before, channels = chain.now, chain.channels[chain.now]
         small = min(chain.extents[before]) < 7

@@ -8,7 +8,7 @@ from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.plan import Space
 
 
-def random_graph(seed: int, most_nodes: int = 6, largest_bytes: int = 6) -> EdgeGraph:
+def random_graph(seed: int, most_nodes: int = 6, largest_bytes: int = 6, weights: float = 0.2) -> EdgeGraph:
     """A network of up to `most_nodes` operators: branches, views, results in place, workspaces, constants, unread results."""
     rng = random.Random(seed)
     tensors: list[EdgeTensor] = []
@@ -28,7 +28,7 @@ def random_graph(seed: int, most_nodes: int = 6, largest_bytes: int = 6) -> Edge
             made, views, in_place = (tensor(tensors[source].size_bytes),), (), ((0, 0),)
         else:
             made, views, in_place = tuple(tensor(rng.randint(1, largest_bytes)) for _ in range(rng.choice((1, 1, 1, 2)))), (), ()
-        if rng.random() < 0.2:
+        if rng.random() < weights:
             read.append(tensor(rng.randint(1, 9), constant=True))
         workspace = 0 if views or rng.random() < 0.8 else rng.randint(1, 3)
         nodes.append(

@@ -12,7 +12,7 @@ from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret as interpret  # `lowtide.interpret` is found here
 from lowtide.edge.needs import misfit
 from lowtide.edge.plan import EdgePlan, Space
-from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut, with_cut_parts
 from lowtide.errors import BudgetError, FormatError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def network(
     example: tuple[Any, ...] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
-    views: Literal["none", "reshape"] = "reshape",
+    views: Literal["none", "reshape", "slices"] = "reshape",
     stored: Mapping[str, str] | None = None,
     groups: bool = True,
 ) -> EdgeGraph:
@@ -34,6 +34,7 @@ def network(
     example: the arguments of the module's forward.
     sizes: extents that the file names by symbols, `{"batch": 1}`; an axis without a name is "input:axis".
     views: which results of a file are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none.
+        "slices": Concat and Split along the outermost axis, too, where a runtime has parts written where they will lie.
     stored: dtypes of a file's tensors by name that memory holds as another: `{"conv1": "int8"}` for whole numbers in float32.
     groups: whether an operator of a file and what makes integers of its results are one node, as devices compute them.
 
@@ -45,8 +46,6 @@ def network(
 
         if example is not None:
             raise TypeError("example: expected none for an ONNX file, which has its own shapes")
-        if views not in ("none", "reshape"):  # a file's reader knows parts of tensors as well, those who plan do not
-            raise TypeError(f"views: expected none or reshape, got {views!r}")
         return read_onnx(source, sizes=sizes, views=views, stored=stored, groups=groups)
     from lowtide.edge.aten import read_torch
 
@@ -64,9 +63,11 @@ def plan_edge(
     dma: bool = False,
     macs_per_s: float | None = None,
     constants_bytes_per_s: float | None = None,
+    constants: Space | None = None,
     least: str | None = None,
     within_us: float | None = None,
     sizes: Mapping[str, int] | None = None,
+    views: Literal["none", "reshape", "slices"] = "reshape",
     cut: bool = False,
     extra_macs: float | None = 0.0,
     inputs_outside: bool = False,
@@ -79,18 +80,22 @@ def plan_edge(
     dma: whether blocks are copied while operators run.
     macs_per_s: how fast the device multiplies; left out, only memory takes time.
     constants_bytes_per_s: how fast weights are read from flash; left out, that takes no time.
+    constants: the memory of weights, `Space("flash", 2**20, 5e7)`, without a rate to write. Weights that save time elsewhere lie in one of
+        `memories` throughout, from before the first step. In place of `constants_bytes_per_s`; left out, all lie in flash.
     least: the name of a memory whose bytes are made least in place of the time.
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
-    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them; in one memory.
-    extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for.
+    views: which results of a file are taken to be their input's bytes, as in `lowtide.network`.
+    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them.
+    extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for, in
+        several memories as many as the time allows.
     inputs_outside: whether what the caller gives is read from where the caller has it (a camera, flash), and lies in no memory.
     effort: how far to search.
 
     Raises FormatError for a network or numbers that make no sense. Raises BudgetError where nothing fits: which operator or space is
     short, by how much, and sizes that would do.
     """
-    network = _network(graph, sizes)
+    network = _network(graph, sizes, views)
     for name, flag in (("cut", cut), ("inputs_outside", inputs_outside)):
         if not isinstance(flag, bool):
             raise FormatError(f"{name}: expected True or False, got {flag!r}")
@@ -98,30 +103,35 @@ def plan_edge(
         raise FormatError(f"extra_macs: expected a share of 0 or more, or None, got {extra_macs!r}")
     if extra_macs != 0 and not cut:
         raise FormatError(f"extra_macs: expected it together with cut=True, got {extra_macs!r} without")
+    if constants is not None and constants_bytes_per_s is not None:
+        raise FormatError("constants: expected it without constants_bytes_per_s, as the memory has a rate of its own")
     request = EdgeRequest.of(
         with_inputs_outside(network) if inputs_outside else network,
         memories,
         macs_per_s=macs_per_s,
         constants_bytes_per_s=constants_bytes_per_s,
         dma=dma,
+        constants=constants,
         effort=effort,
     )
-    if cut and least is not None:
-        raise FormatError("cut: expected without `least`: of one memory the bytes are made least")
-    answer = solve_cut(request, extra_macs) if cut else _answer(request, least, within_us)
+    if cut:
+        request = with_cut_parts(request, extra_macs)
+    answer = solve_cut(request, extra_macs) if cut and least is None and within_us is None else _answer(request, least, within_us)
     if answer.plan is None:
         raise misfit(request, answer)
     return answer.plan
 
 
-def _network(graph: EdgeGraph | str | os.PathLike[str], sizes: Mapping[str, int] | None) -> EdgeGraph:
+def _network(
+    graph: EdgeGraph | str | os.PathLike[str], sizes: Mapping[str, int] | None, views: Literal["none", "reshape", "slices"]
+) -> EdgeGraph:
     if isinstance(graph, EdgeGraph):
         return graph
     if not isinstance(graph, (str, os.PathLike)):
         raise TypeError(f"graph: expected a lowtide.EdgeGraph, or the path of an ONNX file, got {graph!r:.80}")
     from lowtide.edge.onnx import read_onnx  # with onnx, which most do without
 
-    return read_onnx(graph, sizes=sizes)
+    return read_onnx(graph, sizes=sizes, views=views)
 
 
 def _answer(request: EdgeRequest, least: str | None, within_us: float | None) -> EdgeAnswer:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from lowtide.edge.output import to_header, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.errors import BudgetError, FormatError, LowtideError
 
+if TYPE_CHECKING:
+    from lowtide.edge.onnx import Views
+
 _DOES_NOT_FIT = 3
 _SHOWN = 8  # blocks of the fullest step
 _NAME_LENGTH = 60  # characters
@@ -29,15 +32,15 @@ _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _NUMBER = r"\d+(?:\.\d+)?"
 
 
-def parse_memory(text: str) -> Space:
+def parse_memory(text: str, option: str = "--memory") -> Space:
     """A memory as the command line names it: `sram=512KiB@2GB/s`, `sram=512KiB@2GB/s,1GB/s` with a rate to write, `sram=any@2GB/s`."""
     match = re.fullmatch(r"([^=@]+)=([^@]+)(?:@([^,]+)(?:,(.+))?)?", text)
     if match is None:
-        raise FormatError(f"--memory {text}: expected NAME=SIZE@RATE, as in sram=512KiB@2GB/s")
+        raise FormatError(f"{option} {text}: expected NAME=SIZE@RATE, as in sram=512KiB@2GB/s")
     name, size, read, write = match.groups()
-    capacity = None if size == "any" else parse_size(f"--memory {text}", size)
-    reads = None if read is None else parse_rate(f"--memory {text}", read)
-    return Space(name, capacity, reads, reads if write is None else parse_rate(f"--memory {text}", write))
+    capacity = None if size == "any" else parse_size(f"{option} {text}", size)
+    reads = None if read is None else parse_rate(f"{option} {text}", read)
+    return Space(name, capacity, reads, reads if write is None else parse_rate(f"{option} {text}", write))
 
 
 def parse_size(where: str, text: str) -> int:
@@ -84,9 +87,18 @@ def edge_command(
     align: Annotated[int, typer.Option(metavar="BYTES", help="addresses are multiples of it")] = 1,
     macs_per_s: Annotated[str | None, typer.Option(metavar="N", help="multiplications a second: 1G; else they take no time")] = None,
     flash: Annotated[str | None, typer.Option(metavar="RATE", help="how fast weights are read: 40MB/s; else that takes no time")] = None,
+    constants: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=SIZE@RATE", help="a memory of weights, flash=1MiB@50MB/s; in place of --flash: some may lie in --memory"
+        ),
+    ] = None,
     least: Annotated[str | None, typer.Option(metavar="NAME", help="make the bytes of this memory least, in place of the time")] = None,
     within: Annotated[float | None, typer.Option(metavar="US", help="the time for --least, in microseconds")] = None,
     size: Annotated[list[str] | None, typer.Option(metavar="AXIS=N", help="the extent of a symbolic axis, such as batch=1")] = None,
+    views: Annotated[
+        str, typer.Option(metavar="WHICH", help="results that are their input's bytes: none; reshape; slices, Concat and Split among them")
+    ] = "reshape",
     cut: Annotated[bool, typer.Option("--cut", help="convolutions and their like work slice by slice, with rings between them")] = False,
     extra_macs: Annotated[
         str, typer.Option(metavar="SHARE", help="multiplications that --cut may do again: 10%; least: as few as the memory's size asks for")
@@ -109,9 +121,11 @@ def edge_command(
             dma=dma,
             macs_per_s=None if macs_per_s is None else parse_count("--macs-per-s", macs_per_s),
             constants_bytes_per_s=None if flash is None else parse_rate("--flash", flash),
+            constants=None if constants is None else replace(parse_memory(constants, "--constants"), align_bytes=align),
             least=least,
             within_us=within,
             sizes=dict(_axis(text) for text in size or ()),
+            views=cast("Views", views),
             cut=cut,
             extra_macs=None if extra_macs == "least" else parse_share("--extra-macs", extra_macs),
             inputs_outside=inputs_outside,

@@ -7,7 +7,7 @@ from math import ceil
 from typing import NoReturn
 
 from lowtide.edge.check_cuts import check_cut
-from lowtide.edge.graph import EdgeNode
+from lowtide.edge.graph import EdgeNode, view_starts
 from lowtide.edge.plan import PS_PER_S, EdgeBlock, EdgePlan, Move
 from lowtide.errors import CheckError
 from lowtide.problems.status import Status
@@ -103,7 +103,10 @@ class _PlanRun:
         self.targets = {move.to for move in plan.moves}
         self.block_of: dict[int, int] = {}  # by tensor
         self.contents: list[set[int]] = [set() for _ in plan.blocks]
-        self.fixed = {index for index, tensor in enumerate(plan.graph.tensors) if tensor.constant}  # and their views: in no block
+        placed = {tensor for block in plan.blocks for tensor in block.tensors}
+        self.fixed = {
+            index for index, tensor in enumerate(plan.graph.tensors) if tensor.constant and index not in placed
+        }  # and their views
         self.used: set[int] = set()  # tensors that are read or given back
         for node in plan.graph.nodes:
             self.used.update(node.inputs)
@@ -111,7 +114,8 @@ class _PlanRun:
         self.time_ps: int | None = 0
 
     def check(self) -> None:
-        for tensor in self.graph.inputs:
+        weights = [at for at, tensor in enumerate(self.graph.tensors) if tensor.constant and at not in self.graph.inputs]
+        for tensor in (*self.graph.inputs, *weights):
             if tensor in self.used and tensor not in self.fixed:
                 self._begin(tensor, 0, "what the caller gives")
         beneath: dict[int, Move] = {}
@@ -148,22 +152,32 @@ class _PlanRun:
         return block
 
     def _begin(self, tensor: int, step: int, where: str) -> int:
-        """A tensor that comes into being in a block of its own."""
+        """A tensor that comes into being in a block of its own, or in its part of one, where nothing else lies."""
         fitting = [
             index
             for index, block in enumerate(self.plan.blocks)
-            if tensor in block.tensors and block.start == step and index not in self.targets and not self.contents[index]
-        ]
+            if tensor in block.tensors and index not in self.targets and _may_begin(block, step)
+            and not any(self._share(block, tensor, other) for other in self.contents[index])
+        ]  # fmt: skip
         if len(fitting) != 1:
             _refuse(f"{where}: expected one block of {self.graph.tensors[tensor].name} that starts at step {step}, got {len(fitting)}")
         self.block_of[tensor] = fitting[0]
-        self.contents[fitting[0]] = {tensor}
+        self.contents[fitting[0]].add(tensor)
         return fitting[0]
+
+    def _share(self, block: EdgeBlock, one: int, other: int) -> bool:
+        """Whether two tensors of a block have bytes in common; without starts they have."""
+        low, high = max(block.start_of(one), block.start_of(other)), 2**62
+        for each in (one, other):
+            high = min(high, block.start_of(each) + self.graph.tensors[each].size_bytes)
+        return not block.starts or low < high
 
     def _run(self, step: int, node: EdgeNode) -> set[int]:
         """Which blocks a step writes."""
         where = f"step {step} ({node.name})"
-        views = {node.outputs[output]: node.inputs[source] for output, source in node.views}
+        views: dict[int, list[tuple[int, int]]] = {}
+        for output, source, start in view_starts(self.graph, node):
+            views.setdefault(output, []).append((source, start))
         for tensor in node.inputs:
             if tensor >= 0 and tensor not in self.fixed:
                 self._holding(tensor, step, where)
@@ -171,19 +185,19 @@ class _PlanRun:
         for tensor in node.outputs:
             if tensor < 0:
                 continue
-            source = views.get(tensor)
-            if source is None:
+            if tensor not in views:
                 written.add(self._write(tensor, step, node, where))
-            elif source in self.fixed:
+            elif views[tensor][0][0] in self.fixed:
                 self.fixed.add(tensor)
-            else:
-                self._look(tensor, source, where)
+            for source, start in views.get(tensor, ()):
+                if source not in self.fixed:
+                    self._look(tensor, source, start, where)
         return written
 
-    def _look(self, tensor: int, source: int, where: str) -> None:
+    def _look(self, tensor: int, source: int, start: int, where: str) -> None:
         index = self.block_of[source]
         block = self.plan.blocks[index]
-        if tensor not in block.tensors or block.start_of(tensor) != block.start_of(source):
+        if tensor not in block.tensors or block.start_of(tensor) != block.start_of(source) + start:
             _refuse(f"{where}: expected {self.graph.tensors[tensor].name} where {self.graph.tensors[source].name} is, as its view")
         self.contents[index].add(tensor)
         self.block_of[tensor] = index
@@ -195,19 +209,23 @@ class _PlanRun:
                 index = self.block_of[source]
                 block = self.plan.blocks[index]
                 if tensor in block.tensors and block.start_of(tensor) == block.start_of(source):
-                    others = {each for each in node.inputs if each >= 0 and each != source and self.block_of.get(each) == index}
+                    here = [each for each in node.inputs if each >= 0 and each != source and self.block_of.get(each) == index]
+                    others = [each for each in here if self._share(block, tensor, each)]
                     if others or self.graph.tensors[tensor].size_bytes > self.graph.tensors[source].size_bytes:
                         _refuse(f"{where}: {self.graph.tensors[tensor].name} cannot be written over {self.graph.tensors[source].name}")
-                    self.contents[index] = {tensor}
+                    self.contents[index] = {each for each in self.contents[index] if not self._share(block, tensor, each)} | {tensor}
                     self.block_of[tensor] = index
                     return index
         return self._begin(tensor, step, where)
 
     def _workspace(self, step: int, node: EdgeNode) -> None:
-        if node.workspace_bytes and not any(
-            not block.tensors and block.start <= step < block.end and block.size_bytes >= node.workspace_bytes for block in self.plan.blocks
-        ):
+        if node.workspace_bytes and not self._workspaces(step, node):
             _refuse(f"step {step} ({node.name}): expected a workspace of {node.workspace_bytes} bytes, got none")
+
+    def _workspaces(self, step: int, node: EdgeNode) -> list[EdgeBlock]:
+        """The blocks that are large enough for a step's workspace."""
+        alive = [block for block in self.plan.blocks if not block.tensors and block.start <= step < block.end]
+        return [block for block in alive if block.size_bytes >= node.workspace_bytes]
 
     def _move(self, move: Move, step: int, node: EdgeNode, written: set[int], step_ps: int | None) -> None:
         where = f"move before step {move.before}"
@@ -217,7 +235,7 @@ class _PlanRun:
         source, target = self.plan.blocks[move.block], self.plan.blocks[move.to]
         if source.space == target.space or target.start != step or not source.start <= step < source.end:
             _refuse(f"{where}: expected blocks {move.block} and {move.to} in two spaces and both alive from step {step}")
-        if move.block in written or len(node.views) == sum(each >= 0 for each in node.outputs):
+        if move.block in written or len({output for output, _ in node.views}) == sum(each >= 0 for each in node.outputs):
             _refuse(f"{where}: step {step} ({node.name}) writes block {move.block}, or takes no time to move beneath")
         moved = self.contents[move.block] & set(target.tensors)
         if not moved or self.contents[move.to]:
@@ -234,26 +252,32 @@ class _PlanRun:
             self.time_ps = None
 
     def _step_ps(self, step: int, node: EdgeNode) -> int | None:
-        """How long a step takes; also adds it up."""
+        """How long a step takes; also adds it up. What a cut reads and writes has gone through `check_cut`."""
+        traffic = node.attributes.get("traffic")
+        read_bytes = {} if traffic is None else dict(zip(node.inputs, traffic.read_bytes, strict=True))
         looked_at = {node.inputs[source] for _, source in node.views}
         views = {node.outputs[output] for output, _ in node.views}
         total: int | None = 0
         for tensor in {each for each in node.inputs if each >= 0} - looked_at:
+            nbytes = read_bytes.get(tensor, self.graph.tensors[tensor].size_bytes)
             if tensor in self.fixed:
                 rate = self.plan.constants_bytes_per_s
-                total = None if total is None else total + (0 if rate is None else _ps(self.graph.tensors[tensor].size_bytes, rate))
+                total = None if total is None else total + (0 if rate is None else _ps(nbytes, rate))
             elif tensor in self.block_of:
-                total = self._plus(total, tensor, self.plan.spaces[self.plan.blocks[self.block_of[tensor]].space].read_bytes_per_s)
+                total = _plus(total, nbytes, self.plan.spaces[self.plan.blocks[self.block_of[tensor]].space].read_bytes_per_s)
         for tensor in {each for each in node.outputs if each >= 0} - views:
             index = self._future_block(tensor, step, node)
-            total = self._plus(total, tensor, None if index is None else self.plan.spaces[self.plan.blocks[index].space].write_bytes_per_s)
+            rate = None if index is None else self.plan.spaces[self.plan.blocks[index].space].write_bytes_per_s
+            total = _plus(total, self.graph.tensors[tensor].size_bytes, rate)
+        if traffic is not None and (traffic.ring_written_bytes or traffic.ring_read_bytes):
+            rings = next(iter(self._workspaces(step, node)), None)
+            memory = None if rings is None else self.plan.spaces[rings.space]
+            total = _plus(total, traffic.ring_written_bytes, None if memory is None else memory.write_bytes_per_s)
+            total = _plus(total, traffic.ring_read_bytes, None if memory is None else memory.read_bytes_per_s)
         if total is not None and self.plan.macs_per_s is not None:
             total = max(total, _ps(node.macs, self.plan.macs_per_s))
         self.time_ps = None if total is None or self.time_ps is None else self.time_ps + total
         return total
-
-    def _plus(self, total: int | None, tensor: int, rate: float | None) -> int | None:
-        return None if total is None or rate is None else total + _ps(self.graph.tensors[tensor].size_bytes, rate)
 
     def _future_block(self, tensor: int, step: int, node: EdgeNode) -> int | None:
         """Where a step is about to write a tensor; None where that is not clear, which running the step will refuse."""
@@ -263,9 +287,18 @@ class _PlanRun:
         fresh = [
             index
             for index, block in enumerate(self.plan.blocks)
-            if tensor in block.tensors and block.start == step and index not in self.targets
-        ]
+            if tensor in block.tensors and index not in self.targets and _may_begin(block, step)
+        ]  # fmt: skip
         return next(iter(over + fresh), None)
+
+
+def _may_begin(block: EdgeBlock, step: int) -> bool:
+    """Whether a tensor may come into being: where a block starts, or in one of parts."""
+    return block.start == step or (bool(block.starts) and block.start < step < block.end)
+
+
+def _plus(total: int | None, nbytes: int, rate: float | None) -> int | None:
+    return None if total is None or rate is None else total + _ps(nbytes, rate)
 
 
 def _ps(amount: int, rate: float) -> int:

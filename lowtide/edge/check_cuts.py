@@ -12,7 +12,7 @@ from lowtide.errors import CheckError
 
 
 def check_cut(graph: EdgeGraph, node: EdgeNode) -> None:
-    """Raises CheckError, naming the operator, unless a cut can be run in its workspace and counts all of its multiplications.
+    """Raises CheckError, naming the operator, unless a cut can be run in its workspace and counts all that it multiplies, reads and writes.
 
     - every operator of it reads windows of whatever is made within
     - rings lie in the workspace, apart, but for one that a result is written into over its only input
@@ -33,6 +33,8 @@ class _CutWalk:
         self.result = self.body.outputs[0]
         self.ring_of = dict(zip(self.maker, node.attributes["rings"], strict=False))
         self.outside = dict(zip(self.body.inputs, (at for at in node.inputs if at >= 0 and not is_weight(graph, at)), strict=True))
+        weights = sorted({at for member in self.body.nodes for at in member.inputs if at >= 0 and is_weight(self.body, at)})
+        self.weights = dict(zip(weights, sorted({at for at in node.inputs if at >= 0 and is_weight(graph, at)}), strict=True))
         self.reads: list[NodeWindows] = []
         for member in self.body.nodes:
             windows = reads_of(self.body, member)
@@ -41,6 +43,8 @@ class _CutWalk:
             self.reads.append(windows)
         self.lines = dict.fromkeys(self.maker, 0)  # slices, by the rows of each, that were made in all bands
         self.written = 0  # slices of the result in this band
+        self.made_last = -1  # the tensor whose slice was made last in this band
+        self.read_bytes = {at: 0 for at in node.inputs if at >= 0}
         self.overwritable = set(self.outside)
 
     def _refuse(self, text: str) -> NoReturn:
@@ -61,10 +65,34 @@ class _CutWalk:
         macs = sum(-(-member.macs * self.lines[member.outputs[0]] // self._lines(member.outputs[0])) for member in self.body.nodes)
         if macs != self.node.macs:
             self._refuse(f"expected {macs} multiplications, got {self.node.macs}")
+        self._check_traffic()
         claimed = {self.node.inputs[source] for _, source in self.node.in_place}
         allowed = {self.outside[one] for one in self.overwritable} if self.band_axis < 0 else set()
         if not claimed <= allowed:
             self._refuse("its result cannot be written over an input that is still read")
+
+    def _check_traffic(self) -> None:
+        """Each ring is written as often as its tensor is made, and read as often by each that reads that tensor."""
+        written = read = 0
+        for tensor in self.ring_of:
+            nbytes = self.body.tensors[tensor].size_bytes * self.lines[tensor] // self._lines(tensor)
+            written += nbytes
+            read += nbytes * sum(tensor in member.inputs for member in self.body.nodes)
+        expected = (tuple(self.read_bytes[at] for at in self.node.inputs), written, read)
+        claimed = self.node.attributes["traffic"]
+        if expected != (claimed.read_bytes, claimed.ring_written_bytes, claimed.ring_read_bytes):
+            self._refuse(f"expected {expected} as bytes of its inputs that are read, of rings written and read, got {claimed}")
+
+    def _count_band(self) -> None:
+        """What a band reads from outside: the rows that it needs, or all where an operator reads all."""
+        for member, reads in zip(self.body.nodes, self.reads, strict=True):
+            for one in {*member.inputs} & {*self.outside}:
+                noun, window = self.body.tensors[one], reads.window(one, self.band_axis) if self.band_axis >= 0 else None
+                low, high, lines = 0, 1, 1
+                if window is not None:
+                    lines = noun.shape[self.band_axis]
+                    low, high = window.span(*self.rows[member.outputs[0]])
+                self.read_bytes[self.outside[one]] += noun.size_bytes // lines * (min(high, lines) - max(low, 0))
 
     def _extent(self, tensor: int, axis: int) -> int:
         return self.body.tensors[tensor].shape[axis] if axis >= 0 else 1
@@ -95,7 +123,8 @@ class _CutWalk:
         self.rows = self._rows(rows)
         self.count = dict.fromkeys(self.maker, 0)
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}  # by ring and slot: the tensor and slice in it
-        self.written = 0
+        self.written, self.made_last = 0, -1
+        self._count_band()
         waiting = [(self.result, self._extent(self.result, self.axis))]
         while waiting:  # a tensor, and how many slices of it are wanted
             tensor, wanted = waiting[-1]
@@ -145,6 +174,10 @@ class _CutWalk:
                     self.overwritable.discard(one)
                 if one in self.maker and self.slots.get(self._slot(one, each)) != (one, each):
                     self._refuse(f"{self.body.nodes[at].name} reads slice {each} of {self.body.tensors[one].name}, which its ring has lost")
+        if tensor != self.made_last:  # weights are read anew at each turn
+            for one in {*self.body.nodes[at].inputs} & {*self.weights}:
+                self.read_bytes[self.weights[one]] += self.body.tensors[one].size_bytes
+        self.made_last = tensor
         self.count[tensor] += 1
         lines = self.rows[tensor] if self.band_axis >= 0 else (0, 1)
         self.lines[tensor] += lines[1] - lines[0]

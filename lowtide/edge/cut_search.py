@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+import numpy as np
+
 from lowtide.edge.cuts import Cut, can_be_cut, first_source
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import rounded_up
-from lowtide.edge.problem import EdgeProblem
+from lowtide.edge.problem import EdgeProblem, EdgeTask, ps
 from lowtide.edge.rings import CutStages
 
 _LONGEST = 64  # operators of one cut
@@ -44,12 +46,23 @@ class CutChoice:
     needs_bytes: int  # by bytes alive in the network's order
 
 
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """Operators [first, end) as one cut in one of several spaces, whose time counts."""
+
+    first: int
+    end: int
+    task: EdgeTask  # by storages of the network that is not cut
+    extra_macs: int
+    cut: Cut
+
+
 class CutSearch:
-    """All parts of a network in one space, whose alignment all sizes are multiples of."""
+    """All parts of a network, whose slices are multiples of the largest alignment."""
 
     def __init__(self, graph: EdgeGraph, problem: EdgeProblem) -> None:
         self.graph, self.problem = graph, problem
-        self.align = problem.spaces[0].align_bytes
+        self.align = max(memory.align_bytes for memory in problem.spaces)
         self.size = problem.sizes_in(0)
         count, tasks = len(graph.nodes), problem.tasks
         self.maker, self.users, self.last = [-1] * len(self.size), [0] * len(self.size), [-1] * len(self.size)
@@ -64,6 +77,7 @@ class CutSearch:
                 self.last[storage] = at
         self.last = [count if storage in problem.kept else last for storage, last in enumerate(self.last)]
         self._known: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._storage_of = {tensor: storage for storage, tensors in enumerate(problem.tensors) for tensor in tensors}
         self.after = [sum(1 << later for later in range(count) if self.before[later] >> at & 1) for at in range(count)]
 
     @cached_property
@@ -75,23 +89,27 @@ class CutSearch:
         task, node = self.problem.tasks[end - 1], self.graph.nodes[end - 1]
         workspace = rounded_up(task.workspace_bytes, self.align)
         yield self._part(end - 1, end, node.macs, [*task.makes], workspace, task.takes, None)
+        for first, run in self._runs(end):
+            yield from self._of_run(run, first, end)
+
+    def _runs(self, end: int) -> Iterator[tuple[int, CutStages]]:
+        """All runs that end here, by their first operator, along each axis and in all bands."""
+        node = self.graph.nodes[end - 1]
         shape = self.graph.tensors[node.outputs[0]].shape if node.outputs else ()
-        for axis in range(len(shape)):
-            if not can_be_cut(self.graph, node, axis):
-                continue
+        for axis in (each for each in range(len(shape)) if can_be_cut(self.graph, node, each)):
             for band_axis in (-1, *(other for other in range(len(shape)) if other != axis)):
                 if band_axis < 0 or can_be_cut(self.graph, node, band_axis):
-                    yield from self._cuts(end, axis, band_axis)
+                    yield from self._led(end, axis, band_axis)
 
-    def _cuts(self, end: int, axis: int, band_axis: int) -> Iterator[CutOption]:
-        """The cuts of all lengths that end here: each is the one before it with an operator more at its front."""
+    def _led(self, end: int, axis: int, band_axis: int) -> Iterator[tuple[int, CutStages]]:
+        """Each is the one before it with an operator more at its front."""
         last = self.graph.nodes[end - 1]
         extent = self.graph.tensors[last.outputs[0]].shape[band_axis] if band_axis >= 0 else 0
         sizes = sorted({ceil(extent / count) for count in range(2, extent + 1)}) if band_axis >= 0 else [0]
         run = CutStages.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
         first = end - 1
         while run is not None:
-            yield from self._of_run(run, first, end)
+            yield first, run
             first -= 1
             if first < max(0, end - _LONGEST):
                 return
@@ -117,7 +135,65 @@ class CutSearch:
                 yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
 
     def _storage(self, tensor: int) -> int:
-        return next((storage for storage, tensors in enumerate(self.problem.tensors) if tensor in tensors), -1)
+        return self._storage_of.get(tensor, -1)
+
+    def in_time(self, macs_per_s: float | None, constants_bytes_per_s: float | None, most_extra_macs: int) -> list[CutPart]:
+        """The cuts of which none is at least as good in all that takes time or bytes, within so many multiplications done again.
+
+        Rows that a cut leaves out, as nobody reads them, are no credit for another one.
+        """
+        parts: list[CutPart] = []
+        for end in range(1, len(self.graph.nodes) + 1):
+            by_first: dict[int, list[tuple[tuple[int, ...], CutPart]]] = {}
+            for first, run in self._runs(end):
+                for figures, part in self._timed(run, first, end, macs_per_s, constants_bytes_per_s, most_extra_macs):
+                    by_first.setdefault(first, []).append((figures, part))
+            for options in by_first.values():
+                rows = np.array([each for each, _ in options])
+                as_good, alike = (rows[:, None] <= rows[None]).all(2), (rows[:, None] == rows[None]).all(2)
+                beaten = (as_good & (~alike | np.tri(len(rows), k=-1, dtype=bool).T)).any(0)
+                parts += [part for (_, part), worse in zip(options, beaten, strict=True) if not worse]
+        return parts
+
+    def _timed(
+        self, run: CutStages, first: int, end: int, macs_per_s: float | None, constants_bytes_per_s: float | None, most_extra_macs: int
+    ) -> Iterator[tuple[tuple[int, ...], CutPart]]:
+        """What each size of bands takes, and the cut."""
+        members = self.graph.nodes[first:end]
+        inner = {node.outputs[0] for node in members}
+        inputs = list(dict.fromkeys(at for node in members for at in node.inputs if at >= 0 and at not in inner))
+        if constants_bytes_per_s is None:  # what has no storage takes no time
+            inputs = [at for at in inputs if self._storage(at) >= 0]
+        once = sum(node.macs for node in members)
+        before = sorted({each for task in self.problem.tasks[first:end] for each in task.before} - {*range(first, end)})
+        result, sizes = self._storage(run.output), self.problem.size_bytes
+        staged = run.staged(first_source(self.graph, members)) if run.band_axis < 0 else None
+        for each in (run, staged):
+            if each is None or (each is staged and (run.written_over() or not staged.written_over())):
+                continue
+            read, written, from_rings = each.traffic(members, inputs)
+            over = dict.fromkeys(self._storage(tensor) for tensor in each.written_over())
+            takes = tuple(at for at in over if at >= 0 and at not in self.problem.kept and sizes[at] == sizes[result])
+            if first == end - 1 and not takes:
+                continue  # one operator with whole tensors around it gains nothing
+            for at, (size, macs, workspace) in enumerate(zip(each.sizes, each.macs, each.workspace_bytes().tolist(), strict=True)):
+                if macs - once > most_extra_macs:
+                    continue
+                amounts = dict(zip(inputs, read[at].tolist(), strict=True))
+                constants = [nbytes for tensor, nbytes in amounts.items() if self._storage(tensor) < 0]
+                traffic = tuple((self._storage(tensor), nbytes) for tensor, nbytes in amounts.items() if self._storage(tensor) >= 0)
+                task = EdgeTask(
+                    name=f"{members[0].name} to {members[-1].name}", makes=(result,), reads=tuple(dict.fromkeys(one for one, _ in traffic)),
+                    takes=takes, before=tuple(before), read_traffic=traffic,
+                    write_traffic=((result, self.graph.tensors[run.output].size_bytes),),
+                    macs_ps=0 if macs_per_s is None else ps(macs, macs_per_s),
+                    constants_ps=0 if constants_bytes_per_s is None else sum(ps(each, constants_bytes_per_s) for each in constants),
+                    workspace_bytes=workspace, only_views=False, ring_bytes=(int(written[at]), int(from_rings[at])),
+                )  # fmt: skip
+                cut = Cut(first, end - 1, run.axis, run.band_axis, size, staged=each is staged)
+                figures: tuple[int, ...] = (workspace, macs, *task.ring_bytes, task.constants_ps, *(nbytes for _, nbytes in traffic))
+                figures += tuple(one not in takes for one in task.reads)
+                yield figures, CutPart(first, end, task, max(0, macs - once), cut)
 
     def _part(
         self, first: int, end: int, macs: int, results: Sequence[int], workspace: int, over: Sequence[int], cut: Cut | None
@@ -206,18 +282,6 @@ class CutSearch:
     def bound_bytes(self, macs: int) -> int:
         """No partition with that few multiplications needs less, in any order."""
         return self._smallest(macs, least=True)
-
-    def frontier(self) -> list[CutChoice]:
-        """Partitions of which none needs fewer bytes with as few multiplications, the one of fewest bytes first."""
-        choices: list[CutChoice] = []
-        for limit in sorted({part.needs_bytes for parts in self.parts for part in parts}):
-            if choices and choices[-1].macs <= self.macs:
-                break
-            if self._path(limit, least=False) is not None:
-                partition = self._partition(limit)
-                if not choices or partition.macs < choices[-1].macs:
-                    choices.append(partition)
-        return choices
 
 
 def _best(parts: Iterator[CutOption]) -> tuple[CutOption, ...]:

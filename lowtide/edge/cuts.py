@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from lowtide.edge.dtypes import BITS
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.groups import renumbered
-from lowtide.edge.rings import CutStages, Ring
+from lowtide.edge.rings import CutStages, CutTraffic, Ring
 from lowtide.edge.windows import CUT_DOMAIN, LOAD, is_weight, reads_of
 from lowtide.errors import FormatError
 
@@ -87,6 +87,8 @@ def _node(graph: EdgeGraph, cut: Cut, align_bytes: int) -> EdgeNode:
     if cut.staged:
         whole, members = _staged(whole, members)
         inputs = tuple(dict.fromkeys((members[0].inputs[0], *inputs)))
+    read, written, from_rings = run.traffic(graph.nodes[cut.first : cut.last + 1], inputs)
+    traffic = CutTraffic(tuple(read[0].tolist()), int(written[0]), int(from_rings[0]))
     body = renumbered(replace(whole, inputs=tuple(at for at in inputs if not is_weight(graph, at))), members)
     return EdgeNode(
         name=members[-1].name if cut.first == cut.last else whole.name,
@@ -94,7 +96,7 @@ def _node(graph: EdgeGraph, cut: Cut, align_bytes: int) -> EdgeNode:
         domain=CUT_DOMAIN,
         inputs=inputs,
         outputs=(run.output,),
-        attributes={"cut": cut, "body": body, "rings": run.rings()},
+        attributes={"cut": cut, "body": body, "rings": run.rings(), "traffic": traffic},
         macs=run.macs[0],
         workspace_bytes=int(run.workspace_bytes()[0]),
         in_place=tuple((0, inputs.index(one)) for one in run.written_over()),

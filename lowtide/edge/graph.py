@@ -5,9 +5,12 @@ An optional output that a file leaves out is a tensor without dtype and bytes, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from lowtide.errors import FormatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class EdgeNode:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     macs: int = 0  # multiplications with addition
     workspace_bytes: int = 0
-    views: tuple[tuple[int, int], ...] = ()  # (output, input) by position: the output is the input's bytes under another shape
+    views: tuple[tuple[int, int], ...] = ()  # (output, input) by position: the output is the input's bytes, or one a part of the other
     in_place: tuple[tuple[int, int], ...] = ()  # (output, input) by position: may be written over the input, where nobody reads that later
     after: tuple[int, ...] = ()  # operators by index that run before it, whether it reads of them or not
 
@@ -54,3 +57,94 @@ class EdgeGraph:
     def __repr__(self) -> str:
         """In one line: weights are long."""
         return f"<EdgeGraph {self.name}: {len(self.nodes)} operators, {len(self.tensors)} tensors>"
+
+
+def view_starts(graph: EdgeGraph, node: EdgeNode) -> Iterator[tuple[int, int, int]]:
+    """(output, input, bytes from where the input begins to where the output does) of each view of a node.
+
+    Several inputs of one output are its parts, one behind the other, and so are several outputs of one input.
+    """
+    is_whole = len({output for output, _ in node.views}) == 1 < len(node.views)
+    start = 0
+    for output, source in node.views:
+        yield node.outputs[output], node.inputs[source], -start if is_whole else start
+        start += graph.tensors[node.inputs[source] if is_whole else node.outputs[output]].size_bytes
+
+
+class SharedBytes:
+    """Which tensors are bytes of one storage, and where each begins in it."""
+
+    def __init__(self, graph: EdgeGraph) -> None:
+        self.graph = graph
+        self.group, self.start = list(range(len(graph.tensors))), [0] * len(graph.tensors)
+        self.members = [[at] for at in range(len(graph.tensors))]
+        views = {node.outputs[output] for node in graph.nodes for output, _ in node.views}
+        self.made_apart = {at for node in graph.nodes for at in node.outputs if at >= 0 and at not in views} | {*graph.inputs}
+
+    def unite(self, node: EdgeNode) -> bool:
+        """Puts a node's views where they belong; False, and nothing changed, where something else lies there.
+
+        Nobody makes parts of what the caller gives, or of constants.
+        """
+        before = self.group.copy(), self.start.copy(), [each.copy() for each in self.members]
+        for output, source, start in view_starts(self.graph, node):
+            if not self._unite(output, source, start):
+                self.group, self.start, self.members = before
+                return False
+        return True
+
+    def unite_in_place(self, node: EdgeNode, readers: Counter[int]) -> None:
+        """Has what a node writes over begin where the result is a part, if the node alone reads that: both are written there."""
+        for output, source in node.in_place:
+            one, other = node.outputs[output], node.inputs[source]
+            is_part = sum(each in self.made_apart for each in self.members[self.group[one]]) > 1
+            alike = self.graph.tensors[one].size_bytes == self.graph.tensors[other].size_bytes
+            if is_part and alike and readers[other] == 1 and self.members[self.group[other]] == [other] and other not in self.graph.inputs:
+                self.made_apart.discard(one)
+                self._unite(other, one, 0)
+                return
+
+    def _unite(self, output: int, source: int, start: int) -> bool:
+        one, other = self.group[output], self.group[source]
+        shift = self.start[source] + start - self.start[output]
+        if one == other:
+            return shift == 0
+        for at in self.members[one]:
+            self.start[at] += shift
+            self.group[at] = other
+        self.members[other] += self.members[one]
+        self.members[one] = []
+        return self._is_apart(other)
+
+    def _is_apart(self, group: int) -> bool:
+        """Whether those of a storage that somebody makes lie apart."""
+        roots = sorted((self.start[at], self.graph.tensors[at].size_bytes, at) for at in self.members[group] if at in self.made_apart)
+        given = any(self.graph.tensors[at].constant or at in self.graph.inputs for at in self.members[group])
+        end = -(2**62)
+        for start, nbytes, _ in roots:
+            if start < end:
+                return False
+            end = start + nbytes
+        return not (given and (len(roots) > 1 or any(at not in self.graph.inputs for _, _, at in roots)))
+
+
+def shared_bytes(graph: EdgeGraph) -> SharedBytes:
+    """Of a network's views, and of what is written over where it is a part. Raises FormatError where views cannot be where they belong."""
+    shared = SharedBytes(graph)
+    for node in graph.nodes:
+        if not shared.unite(node):
+            raise FormatError(f"operator {node.name}: its views cannot all be where they belong: read it without")
+    readers = Counter(at for node in graph.nodes for at in {*node.inputs}) + Counter(graph.outputs)
+    for node in reversed(graph.nodes):
+        shared.unite_in_place(node, readers)
+    return shared
+
+
+def with_views_that_fit(graph: EdgeGraph) -> EdgeGraph:
+    """The network without views of parts that cannot all be where they belong: such operators copy."""
+    shared = SharedBytes(graph)
+    for node in graph.nodes:
+        if len(node.views) == 1:
+            shared.unite(node)
+    nodes = (node if len(node.views) <= 1 or shared.unite(node) else replace(node, views=()) for node in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))

@@ -17,9 +17,8 @@ from lowtide.edge.cuts import CutBody, cut_body
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
-from lowtide.edge.plan import EdgeBlock, EdgePlan
-from lowtide.edge.run_cut import CutRun, Lying
-from lowtide.edge.slices import SliceKernels
+from lowtide.edge.plan import EdgePlan
+from lowtide.edge.run_cut import CutRun, Lying, SliceKernels
 from lowtide.edge.windows import is_weight
 from lowtide.errors import BatchError, CheckError
 
@@ -66,7 +65,7 @@ def interpret(
         else:
             for tensor, array in zip(node.outputs, kernel(arrays), strict=True):
                 if graph.tensors[tensor].dtype:
-                    device.write(step, tensor, array, node.name)
+                    device.write(step, tensor, array, node)
         device.check_guards(step, node.name)
     last = len(plan.order)
     device.begin(last, given)
@@ -147,7 +146,7 @@ class _Device:
         first, second = self.plan.blocks[source], self.plan.blocks[target]
         where = f"step {step}: the move of block {source} to block {target}"
         shared = set(first.tensors).intersection(second.tensors)
-        if not shared or first.size_bytes > second.size_bytes or any(_start(first, at) != _start(second, at) for at in shared):
+        if not shared or first.size_bytes > second.size_bytes or any(first.start_of(at) != second.start_of(at) for at in shared):
             raise CheckError(f"{where}: expected a block that holds its tensors where they were, got {first} and {second}")
         if not (first.start < step <= first.end and second.start <= step < second.end + (step == len(self.plan.order))):
             raise CheckError(f"{where}: expected blocks that are both there, got {first} and {second}")
@@ -182,13 +181,20 @@ class _Device:
     def _culprit(self, owner: int) -> str:
         return ", and nobody's" if owner == _NOBODY else f", written as `{self.graph.tensors[int(owner)].name}`"
 
-    def write(self, step: int, tensor: int, array: Array, writer: str) -> None:
-        """A result to its address."""
+    def write(self, step: int, tensor: int, array: Array, node: EdgeNode) -> None:
+        """A result to its address. Parts and what they are parts of are there already: a device does nothing, and so it has to be."""
         index = self._home(tensor, step)
         if index is None:
             name = self.graph.tensors[tensor].name
-            raise CheckError(f"step {step}: {writer} writes `{name}`: expected it in a block that is there at this step, it is in none")
-        self._put(index, tensor, array, step, writer)
+            raise CheckError(f"step {step}: {node.name} writes `{name}`: expected it in a block that is there at this step, it is in none")
+        if len(node.views) > 1:
+            (space, begin, end), noun = self._range(index, tensor), self.graph.tensors[tensor]
+            stored = noun.stored_dtype or noun.dtype
+            self.written[tensor] = to_bytes(_as_stored(array, stored, node.name), stored)
+            if (self.arenas[space][begin:end] != self.written[tensor]).any():
+                raise CheckError(f"step {step}: {node.name}: expected `{noun.name}` in block {index} already, got other bytes")
+            return
+        self._put(index, tensor, array, step, node.name)
 
     def _put(self, index: int, tensor: int, array: Array, step: int, writer: str) -> None:
         noun = self.graph.tensors[tensor]
@@ -273,13 +279,8 @@ class _Device:
     def _range(self, index: int, tensor: int) -> tuple[int, int, int]:
         """Space, first byte and end of a tensor in a block."""
         block = self.plan.blocks[index]
-        begin = block.offset_bytes + _start(block, tensor)
+        begin = block.offset_bytes + block.start_of(tensor)
         return block.space, begin, begin + self.graph.tensors[tensor].size_bytes
-
-
-def _start(block: EdgeBlock, tensor: int) -> int:
-    """The byte of a block at which a tensor of it begins."""
-    return block.starts[block.tensors.index(tensor)] if block.starts else 0
 
 
 def _check_block(plan: EdgePlan, index: int) -> None:

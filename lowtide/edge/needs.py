@@ -49,7 +49,7 @@ def _operator(request: EdgeRequest) -> str:
         task = problem.tasks[index]
         own = sorted({*task.reads, *task.makes}, key=lambda storage: -problem.size_bytes[storage])
         parts = ", ".join(f"{graph.tensors[problem.tensors[each][0]].name} of {bytes_text(problem.size_bytes[each])}" for each in own[:4])
-        beside = sum(problem.size_bytes[storage] for storage in programme.others[index])
+        beside = problem.beside_bytes(task, index, index + 1)
         rest = f", and {bytes_text(beside)} are alive beside it in every order" if beside else ""
         largest = max(request.room_bytes)
         alone = own and problem.size_bytes[own[0]] > largest

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lowtide.base.extras import need
 from lowtide.base.files import read_bytes
 from lowtide.edge.dtypes import BITS, stored_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor, with_views_that_fit
 from lowtide.edge.groups import grouped
 from lowtide.edge.operators import VIEWS, Arguments, in_place, macs, views
 from lowtide.edge.types import FixedSizes, TensorType, dtype_name, entries, inferred, merged
@@ -55,7 +55,8 @@ def read_onnx(
 
     sizes: extents that the file names by symbols, `{"batch": 1}`; an axis without a name is "input:axis".
     views: which results are taken to be their input's bytes. "reshape" for Reshape and its like, "none" for none,
-        "slices" also for Concat and Split whose parts lie one behind the other.
+        "slices" also for Concat and Split along the outermost axis that is no 1: parts are written where they will lie in the whole.
+        One whose parts are constants or the caller's, or lie in another whole, copies.
     stored: dtypes of tensors by name that memory holds as another: `{"conv1": "int8"}` where a file has whole numbers as float32.
     groups: whether an operator and what makes integers of its results are one (`lowtide.edge.groups`), as devices have them.
 
@@ -82,7 +83,7 @@ def network_of(
         raise FormatError(f"views: expected one of {', '.join(_VIEWS)}, got {views!r}")
     if model.functions:
         model = inliner.inline_local_functions(model)
-    graph = _Network(model, sizes or {}).graph(views, stored or {})
+    graph = with_views_that_fit(_Network(model, sizes or {}).graph(views, stored or {}))
     return grouped(graph) if groups else graph
 
 

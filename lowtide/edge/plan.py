@@ -8,6 +8,10 @@ without tensors, alive in its own step. Constants lie in flash, in no block.
 multiplications, or as its reads and writes one after the other, whichever is longer: `max(macs / macs_per_s, sum(bytes / rate))`, each
 tensor counted once. Views take no time. Constants are counted where the rate of flash is known. Each term is rounded up to a picosecond.
 
+**Cuts.** A cut takes what its operators take. What is made within goes to a ring of its workspace and is read from there by each operator
+that reads it, as often as bands make it again. What lies outside is read once by each operator, of which each band reads its own rows.
+Weights are read anew at each turn, when slices of another operator came in between.
+
 **Moves.** A move copies a block to another space beneath the step before `before`: both are alive in that step, which may read
 the block and does not write it. It takes its bytes at the slower of the two rates. With a DMA only what exceeds that step's time is added,
 without one all of it. At most one block moves beneath a step, and none beneath a step that takes no time because it only makes views.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from lowtide.edge.plan import EdgeBlock, Move, rounded_up
 from lowtide.edge.problem import EdgeProblem, task_ps
@@ -20,6 +21,7 @@ class Choice:
     space_of: Mapping[int, int]  # by storage: where it lies at first
     taken: Mapping[int, int]  # by task: the storage that its first output is written over
     moves: tuple[tuple[int, int, int], ...] = ()  # (step, storage, space): beneath this step it is copied to the space
+    rings: Mapping[int, int] = field(default_factory=dict)  # by task that is a cut: where its workspace lies
 
 
 @dataclass
@@ -53,18 +55,25 @@ class _Walk:
         self.moves: list[Move] = []
         self.time_ps = 0
         users = _users(problem)
-        beneath = {step: (storage, space) for step, storage, space in choice.moves}
+        step_of = accumulate((index < problem.operators for index in choice.order), initial=0)
+        beneath = {at: (storage, space) for step, at in enumerate(step_of) for before, storage, space in choice.moves if before == step}
+        for index in range(problem.operators, len(problem.tasks)):
+            users[problem.tasks[index].makes[0]].discard(index)
         for storage in sorted(problem.given):
             self._begin(storage, choice.space_of[storage], 0)
-        for step, index in enumerate(choice.order):
+        for step, index in enumerate(operators_of(problem, choice)):
             task = problem.tasks[index]
             self._make(step, index)
             touched = (*task.reads, *task.makes)
             for storage in touched:
+                if storage not in self.current:  # parts of it: it begins with the first that is written
+                    self._begin(storage, choice.space_of[storage], step)
+            for storage in touched:
                 residence = self.residences[self.current[storage]]
                 residence.end = max(residence.end, step + 1)
                 users[storage].discard(index)
-            step_ps = task_ps(problem, task, {storage: self.residences[self.current[storage]].space for storage in touched})
+            space_of = {storage: self.residences[self.current[storage]].space for storage in touched}
+            step_ps = task_ps(problem, task, space_of, choice.rings.get(index, 0))
             self.time_ps += step_ps
             if step in beneath:
                 self._move(step, *beneath[step], step_ps)
@@ -92,6 +101,11 @@ class _Walk:
         self.moves.append(Move(source, self.current[storage], step + 1))
         move_ps = self.problem.move_ps(storage, self.residences[source].space, space)
         self.time_ps += max(0, move_ps - step_ps) if self.problem.dma else move_ps
+
+
+def operators_of(problem: EdgeProblem, choice: Choice) -> tuple[int, ...]:
+    """The order of a choice without the tasks that make storages of parts."""
+    return tuple(index for index in choice.order if index < problem.operators)
 
 
 def _users(problem: EdgeProblem) -> list[set[int]]:
@@ -130,26 +144,32 @@ def lay(problem: EdgeProblem, choice: Choice, room_bytes: Sequence[int]) -> Laid
     blocks = tuple(
         EdgeBlock(
             tuple(tensor for storage in residence.storages for tensor in problem.tensors[storage]),
-            residence.space, offset, residence.size_bytes, residence.start, residence.end,
+            residence.space, offset, residence.size_bytes, residence.start, residence.end, _starts(problem, residence),
         )
         for residence, offset in zip(residences, offsets, strict=True)
     )  # fmt: skip
     return Laid(blocks, tuple(walk.moves), tuple(excess), tuple(statuses))
 
 
+def _starts(problem: EdgeProblem, residence: _Residence) -> tuple[int, ...]:
+    starts = tuple(start for storage in residence.storages for start in problem.starts[storage])
+    return starts if any(starts) else ()
+
+
 _PLACER = Auto(max_nodes=200_000)
 
 
 def _workspaces(problem: EdgeProblem, choice: Choice, residences: list[_Residence], room_bytes: Sequence[int]) -> list[_Residence]:
-    """A residence for the workspace of each step, in the space that has most room left then."""
+    """A residence for the workspace of each step: where it was chosen, else in the space that has most room left then."""
     workspaces = []
-    for step, index in enumerate(choice.order):
+    for step, index in enumerate(operators_of(problem, choice)):
         nbytes = problem.tasks[index].workspace_bytes
         if nbytes:
             left = list(room_bytes)
             for residence in residences:
                 if residence.start <= step < residence.end:
                     left[residence.space] -= rounded_up(residence.size_bytes, problem.spaces[residence.space].align_bytes)
-            space = max(range(len(left)), key=lambda each: (left[each], -each))
+            able = [each for each in range(len(left)) if each != problem.flash]
+            space = choice.rings.get(index, max(able, key=lambda each: (left[each], -each)))
             workspaces.append(_Residence(space, step, step + 1, nbytes))
     return workspaces

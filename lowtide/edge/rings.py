@@ -5,8 +5,10 @@ What is asked of a tensor depends only on those that come after it. So a run gro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,15 @@ class Ring:
     offset_bytes: int
     slots: int
     slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutTraffic:
+    """Bytes that a cut reads and writes in one run, by the model that `lowtide.edge.plan` states."""
+
+    read_bytes: tuple[int, ...]  # of each input from outside, weights among them
+    ring_written_bytes: int
+    ring_read_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class CutStages:
     readers: Mapping[int, tuple[_Reader, ...]]  # by tensor that is read
     takes: Mapping[int, tuple[int, ...]]  # by tensor that is made within: those that it may be written over
     slice_bytes: Mapping[int, Counts]  # by tensor in a ring, by size
+    lines: Mapping[int, tuple[int, ...]]  # by tensor that is made, by size: its rows in all slices of all bands
     macs: tuple[int, ...]  # by size
     align_bytes: int
     loaded: int = -1  # the tensor from outside that comes through a ring
@@ -65,7 +77,7 @@ class CutStages:
         highs = [np.minimum(low + size, shape[band_axis]) for low, size in zip(lows, sizes, strict=False)]
         rows = {output: (np.concatenate(lows), np.concatenate(highs))} if lows else {}
         steps = tuple((output, slice_) for slice_ in range(shape[axis]))
-        run = cls(graph, axis, band_axis, tuple(sizes), output, steps, {}, rows, {}, {}, {}, (0,) * len(sizes), align_bytes)
+        run = cls(graph, axis, band_axis, tuple(sizes), output, steps, {}, rows, {}, {}, {}, {}, (0,) * len(sizes), align_bytes)
         return run._with(node, shape[axis], rows)
 
     def led_by(self, node: EdgeNode) -> CutStages | None:
@@ -81,7 +93,10 @@ class CutStages:
     def staged(self, source: int) -> CutStages | None:
         """The run whose one tensor from outside comes through a ring; None where someone reads that as a whole."""
         odd = [each for each in self.readers[source] if each.along is None or (self.band_axis >= 0 and each.across is None)]
-        return None if odd else replace(self._fed(source)[0], loaded=source)
+        if odd:
+            return None
+        run, count = self._fed(source)
+        return replace(run, loaded=source, lines={**run.lines, source: (count,) * len(self.sizes)})
 
     def _with(self, node: EdgeNode, count: int, rows: Mapping[int, tuple[Counts, Counts]]) -> CutStages:
         """With what an operator reads, and its multiplications: `count` slices of its result are made."""
@@ -95,10 +110,10 @@ class CutStages:
             )
         takes = {**self.takes, result: tuple(node.inputs[source] for _, source in node.in_place)}
         shape = self.graph.tensors[result].shape
-        lines = self._per_size(np.add, rows[result]) if self.band_axis >= 0 else [1]
+        lines = tuple(count * each for each in (self._per_size(np.add, rows[result]) if self.band_axis >= 0 else [1]))
         whole = shape[self.axis] * (shape[self.band_axis] if self.band_axis >= 0 else 1)
-        macs = tuple(before + -(-node.macs * count * each // whole) for before, each in zip(self.macs, lines, strict=True))
-        return replace(self, readers=readers, takes=takes, macs=macs)
+        macs = tuple(before + -(-node.macs * each // whole) for before, each in zip(self.macs, lines, strict=True))
+        return replace(self, readers=readers, takes=takes, lines={**self.lines, result: lines}, macs=macs)
 
     def _per_size(self, what: np.ufunc, rows: tuple[Counts, Counts]) -> list[int]:
         whole = self.graph.tensors[self.output].shape[self.band_axis]
@@ -168,6 +183,38 @@ class CutStages:
         lines = noun.shape[self.band_axis] if self.band_axis >= 0 else 1
         most = np.array(self._per_size(np.maximum, rows[tensor]) if self.band_axis >= 0 else [1])
         return -(-(whole // lines * most) // self.align_bytes) * self.align_bytes
+
+    def traffic(self, members: Sequence[EdgeNode], inputs: Sequence[int]) -> tuple[Counts, Counts, Counts]:
+        """By size of bands: [sizes, inputs] bytes read of each of these from outside; bytes written to rings; bytes read from them."""
+        bands = np.array([-(-self.graph.tensors[self.output].shape[self.band_axis] // size) if size else 1 for size in self.sizes])
+        read: dict[int, Counts] = {tensor: np.zeros(len(bands), np.int64) for tensor in inputs}
+        weights = {tensor for tensor in inputs if is_weight(self.graph, tensor)}
+        turns = Counter(tensor for tensor, _ in groupby(result for result, _ in self.steps)) if weights else Counter[int]()
+        for node in members if weights else ():
+            for tensor in weights.intersection(node.inputs):
+                read[tensor] = read[tensor] + self.graph.tensors[tensor].size_bytes * turns[node.outputs[0]] * bands
+        for tensor in (each for each in self.inputs if each in read):
+            for reader in self.readers[tensor] if tensor != self.loaded else (_Reader(tensor, SliceWindow(), None),):
+                read[tensor] = read[tensor] + self._read_bytes(tensor, reader, bands)
+        written = {tensor: self._made_bytes(tensor) for tensor in self.slots}
+        from_rings = [nbytes * len(self.readers[tensor]) for tensor, nbytes in written.items()]
+        none = np.zeros(len(bands), np.int64)
+        by_input = np.array([*read.values()], np.int64).reshape(-1, len(bands)).T
+        return by_input, sum(written.values(), none), sum(from_rings, none)
+
+    def _made_bytes(self, tensor: int) -> Counts:
+        noun = self.graph.tensors[tensor]
+        whole = noun.shape[self.axis] * (noun.shape[self.band_axis] if self.band_axis >= 0 else 1)
+        return noun.size_bytes * np.array(self.lines[tensor], np.int64) // max(whole, 1)
+
+    def _read_bytes(self, tensor: int, reader: _Reader, bands: Counts) -> Counts:
+        """Of a tensor from outside: all of it in each band, or the rows that the band needs."""
+        noun = self.graph.tensors[tensor]
+        if reader.across is None or self.band_axis < 0:
+            return noun.size_bytes * bands
+        lines = noun.shape[self.band_axis]
+        low, high = reader.across.span(*self.rows[reader.result])
+        return noun.size_bytes // lines * np.array(self._per_size(np.add, (np.maximum(low, 0), np.minimum(high, lines))))
 
     def holder(self, tensor: int) -> int:
         """The tensor whose ring a tensor lies in: what is written over it, where that alone reads it, slice by slice."""

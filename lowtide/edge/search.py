@@ -1,25 +1,57 @@
-"""The order, spaces and moves of least time, by bytes alive: a dynamic programme over what has run and where each live storage lies.
+"""The order, spaces, moves and cuts of least time, by bytes alive: a dynamic programme over what has run and where each live storage lies.
 
-After k steps two beginnings that ran the same tasks, and left the same storages in the same spaces, go on alike: only the faster one is
+After k tasks two beginnings that ran the same tasks, and left the same storages in the same spaces, go on alike: only the faster one is
 kept. A beginning is dropped where its time and the least time of what is left reach the best time known. Where more beginnings are
 left than the width, the least hopeful are set aside: the least that one of them could reach is then a lower bound of the whole.
+A cut runs several tasks as one part, so that it leads from one layer to one further on.
 
-The least time of what is left is the sum over tasks of the least time of each. That is over the places of its own storages which fit beside
-one another, and leave room for what is alive at that task in every order. Where nothing may move, storages stay where they are in it.
+The least time of what is left is a sum over tasks. Each has the least time of its own, over the places of its own storages which fit beside
+one another, and leave room for what is alive at that task in every order. Where cuts may run it, its share is the difference of two
+shortest ways to the end, by parts in the network's order: no part takes less than the shares of its tasks. Where nothing may move,
+storages stay where they are, and what a task takes is known better with each of its inputs that has a place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
-from lowtide.edge.problem import EdgeProblem, task_ps
+import numpy as np
+
+from lowtide.edge.cut_search import CutPart
+from lowtide.edge.layers import (
+    NARROW,
+    NEVER_PS,
+    EdgeParts,
+    Ints,
+    Layer,
+    LeastTimes,
+    Reached,
+    Settings,
+    expand,
+    fill_tables,
+    grown,
+    least_of,
+    room_for,
+    write_rows,
+)  # fmt: skip
+from lowtide.edge.plan import rounded_up
+from lowtide.edge.problem import EdgeProblem, ring_ps, traffic_ps
 from lowtide.edge.residences import Choice
+from lowtide.errors import FormatError
 
-NEVER = 2**100  # picoseconds: it cannot be
-_NARROW = 16  # beginnings a step where the effort is spent
-_MOST_COMBINATIONS = 5_000  # of places of one task's storages; above that each is bounded alone
+NEVER = NEVER_PS  # picoseconds: it cannot be
+_MOST_PS = 2**60  # of all that a network could take: sums then never overflow
+_MOST_SPACES = 14
+_MOST_BEGINNINGS = 5_000  # ways to place what the caller gives
+_NO_ROOM = 2**52  # bytes of what may not lie in a space
+_MOST_KNOWN = 2**16  # of what may be known of one task's inputs: its share is a single number above that
+_WEIGHT_STEPS = 60  # ways to share many weights out between one memory and flash
+_MOST_REACHED = 2**20  # beginnings of one layer that are looked at, of which the most hopeful are kept
+_SEED = 20_261_128  # of the hash words
+
+
+Beginning = tuple[int, tuple[int, ...], dict[int, int]]  # time of what is left, bytes by space, where what the caller gives lies
 
 
 @dataclass(frozen=True)
@@ -27,320 +59,319 @@ class Found:
     """The best choice that one pass found, and what it proved."""
 
     choice: Choice | None  # None where none is better than what was known
+    cuts: tuple[CutPart, ...]
+    order: tuple[int, ...]  # all tasks as they run, those of a cut one behind the other
     time_ps: int  # of it, or of what was known
     bound_ps: int  # no choice takes less
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """One way to run a task, given where its inputs lie."""
-
-    time_ps: int
-    bytes_by_space: tuple[int, ...]  # that its new storages take up
-    code: int  # of where they lie
-    spaces: tuple[int, ...]  # of them, one after the other
-    taken: int  # the storage that the first is written over, or -1
-
-
-_State = tuple[int, int]  # what has run, where each live storage lies
-_Entry = tuple[int, int, tuple[int, ...], int, _State | None, tuple[int, tuple[int, ...], int, int, int] | None]
-# time, time of what is left, bytes alive by space, ready tasks, the state before, (task, spaces of what it made, taken, moved, to)
-
-
 class Programme:
-    """The dynamic programme of one problem, for capacities that may be asked for in turn."""
+    """The dynamic programme of one problem for one room in each space. Cuts that lead to nothing below `known_ps` are left out."""
 
-    def __init__(self, problem: EdgeProblem, room_bytes: Sequence[int], *, moves: bool) -> None:
-        self.problem, self.room, self.moves = problem, tuple(room_bytes), moves
-        self.count = len(problem.spaces)
-        self.bits = self.count.bit_length()
-        self.mask = (1 << self.bits) - 1
-        self.sizes = [problem.sizes_in(space) for space in range(self.count)]
-        tasks, m = problem.tasks, len(problem.size_bytes)
-        self.users = [0] * m
-        for index, task in enumerate(tasks):
-            for storage in (*task.reads, *task.makes):
-                self.users[storage] |= 1 << index
-        self.needs = [sum(1 << before for before in task.before) for task in tasks]
-        self.next = [[later for later, other in enumerate(tasks) if index in other.before] for index in range(len(tasks))]
-        self.workspace = [
-            tuple(-(-task.workspace_bytes // memory.align_bytes) * memory.align_bytes for memory in problem.spaces) for task in tasks
-        ]
-        self.readers = [[index for index, task in enumerate(tasks) if storage in task.reads] for storage in range(m)]
-        self.steps = 0  # that were tried: options to run a task after a beginning, or to move beneath it
-        self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[_Option, ...]] = {}
-        self._least: dict[tuple[int, tuple[int, ...]], int] = {}
-        self.others = self._alive_in_every_order()
-        self.free_ps = [self.least_ps(index, (-1,) * len(task.reads)) for index, task in enumerate(tasks)]
-        self.root_bound_ps = min(sum(self.free_ps), NEVER)
+    def __init__(
+        self, problem: EdgeProblem, room_bytes: Sequence[int], *, moves: bool, cuts: Sequence[CutPart] = (), known_ps: int = NEVER
+    ) -> None:
+        self.problem, self.moves = problem, moves
+        self.count, self.n = len(problem.spaces), len(problem.tasks)
+        if self.count > _MOST_SPACES:
+            raise FormatError(f"memories: expected at most {_MOST_SPACES}, got {self.count}")
+        self.words, self.digits = -(-self.n // 64), len(problem.size_bytes) // 16 + 1
+        self.steps = 0  # ways that were tried to run a part after a beginning, or to move beneath it
+        self.parts, self.cuts = parts_of(problem, room_bytes, cuts), list(cuts)
+        least = [int(least_of(self.parts, part, np.zeros(self._inputs(part), np.int64))) for part in range(self.n + len(cuts))]
+        self.free_ps = least[: self.n]
+        kept, ways = list(range(len(cuts))), self._ways(cuts, least[self.n :])
+        while True:
+            gains = {at: least[self.n + at] - ways[cuts[at].first] + ways[cuts[at].end] for at in kept if least[self.n + at] < NEVER}
+            better = [at for at, gain in gains.items() if ways[0] + gain < known_ps]
+            if len(better) == len(kept):
+                break
+            kept, ways = better, self._ways([cuts[at] for at in better], [least[self.n + at] for at in better])
+        self.root_bound_ps = min(ways[0], known_ps)
+        if len(kept) < len(cuts):
+            self.cuts = [cuts[at] for at in kept]
+            self.parts = parts_of(problem, room_bytes, self.cuts)
+        self.lengths: dict[int, list[int]] = {}
+        for at, cut in enumerate(self.cuts):
+            self.lengths.setdefault(cut.end - cut.first, []).append(self.n + at)
+        self.bounds = self._bounds(ways)
 
-    def _alive_in_every_order(self) -> list[list[int]]:
-        """[n] the storages that are alive when a task runs, whatever the order, beside its own."""
-        n = len(self.problem.tasks)
-        before = [0] * n
-        for index in self._topological():
-            for earlier in self.problem.tasks[index].before:
-                before[index] |= before[earlier] | 1 << earlier
-        maker = {storage: index for index, task in enumerate(self.problem.tasks) for storage in task.makes}
-        others: list[list[int]] = [[] for _ in range(n)]
-        after = [sum(1 << later for later in range(n) if before[later] >> index & 1) for index in range(n)]
-        for storage, users in enumerate(self.users):
-            made_by = maker.get(storage)
-            for index in range(n):
-                there = made_by is None or before[index] >> made_by & 1
-                if there and not users >> index & 1 and (storage in self.problem.kept or users & after[index]):
-                    others[index].append(storage)
-        return others
+    def _inputs(self, part: int) -> int:
+        return int(self.parts.reads_ptr[part + 1] - self.parts.reads_ptr[part])
 
-    def _topological(self) -> list[int]:
-        done, order = 0, []
-        waiting = list(range(len(self.needs)))
-        while waiting:
-            ready = [index for index in waiting if not self.needs[index] & ~done]
-            order += ready
-            done |= sum(1 << index for index in ready)
-            waiting = [index for index in waiting if not done >> index & 1]
-        return order
+    def _ways(self, cuts: Sequence[CutPart], least: Sequence[int]) -> list[int]:
+        """[n + 1] the least time from each task to the end, by parts in the network's order; NEVER where there is none."""
+        starting: list[list[tuple[int, int]]] = [[(each, at + 1)] for at, each in enumerate(self.free_ps)]
+        for cut, each in zip(cuts, least, strict=True):
+            starting[cut.first].append((each, cut.end))
+        ways = [0] * (self.n + 1)
+        for at in reversed(range(self.n)):
+            ways[at] = min(NEVER, *(each + ways[end] for each, end in starting[at]), NEVER)
+        return ways
 
-    def least_ps(self, index: int, known: tuple[int, ...]) -> int:
-        """The least time of a task where some of its inputs lie in known spaces, -1 for the others; NEVER where it cannot run."""
-        key = (index, known)
-        if key not in self._least:
-            self._least[key] = self._least_of(index, known)
-        return self._least[key]
+    def _bounds(self, ways: Sequence[int]) -> LeastTimes:
+        most = max(each for each in ways if each < NEVER)
+        known = [min(each, most) for each in ways]
+        share = np.array([known[at] - known[at + 1] for at in range(self.n)], np.int64)
+        covered = {at for cut in self.cuts for at in range(cut.first, cut.end)}
+        begin, table_ptr = 0, np.full(self.n, -1, np.int64)
+        for at in range(self.n):
+            size = (self.count + 1) ** self._inputs(at)
+            if not self.moves and at not in covered and size <= _MOST_KNOWN:
+                table_ptr[at], begin = begin, begin + size
+        bounds = LeastTimes(share, table_ptr, np.zeros(begin, np.int64))
+        if self.root_bound_ps < NEVER:
+            fill_tables(self.parts, bounds)
+        return bounds
 
-    def _least_of(self, index: int, known: tuple[int, ...]) -> int:
-        task, count = self.problem.tasks[index], self.count
-        free = [storage for storage, space in zip(task.reads, known, strict=True) if space < 0]
-        if count ** (len(free) + len(task.makes)) > _MOST_COMBINATIONS:
-            return self._least_apart(index, known)
-        least = NEVER
-        other_bytes = sum(min(sizes[storage] for sizes in self.sizes) for storage in self.others[index])
-        for places in product(range(count), repeat=len(free)):
-            rest = iter(places)
-            inputs = tuple(next(rest) if space < 0 else space for space in known)
-            used = [0] * count
-            for storage, space in zip(task.reads, inputs, strict=True):
-                used[space] += self.sizes[space][storage]
-            for option in self._options_of(index, inputs, task.takes):
-                left = [room - both - more for room, both, more in zip(self.room, used, option.bytes_by_space, strict=True)]
-                if option.time_ps < least and min(left) >= 0 and sum(left) >= other_bytes and self._has_workspace(index, left):
-                    least = option.time_ps
-        return least
-
-    def _has_workspace(self, index: int, left: Sequence[int]) -> bool:
-        return any(free >= nbytes for free, nbytes in zip(left, self.workspace[index], strict=True))
-
-    def _least_apart(self, index: int, known: tuple[int, ...]) -> int:
-        """The same where each storage has all the room to itself."""
-        task, space_of = self.problem.tasks[index], dict(zip(self.problem.tasks[index].reads, known, strict=True))
-        best: dict[int, int] = {}
-        for storage in (*task.reads, *task.makes):
-            fitting = [space for space in range(self.count) if self.sizes[space][storage] <= self.room[space]]
-            if space_of.get(storage, -1) >= 0:
-                fitting = [space_of[storage]]
-            if not fitting:
-                return NEVER
-            best[storage] = min(fitting, key=lambda space: self._alone_ps(index, storage, space))
-        return task_ps(self.problem, task, best)
-
-    def _alone_ps(self, index: int, storage: int, space: int) -> int:
-        task = self.problem.tasks[index]
-        alone = type(task)(
-            task.name, (), (), (), (), tuple(each for each in task.read_traffic if each[0] == storage),
-            tuple(each for each in task.write_traffic if each[0] == storage), 0, 0, 0, False,
-        )  # fmt: skip
-        return task_ps(self.problem, alone, {storage: space})
-
-    def _options_of(self, index: int, inputs: tuple[int, ...], takes: tuple[int, ...]) -> tuple[_Option, ...]:
-        """How a task may run with its inputs in these spaces, and its first output written over one of `takes`."""
-        key = (index, inputs, takes)
-        if key in self._options:
-            return self._options[key]
-        task, options = self.problem.tasks[index], []
-        space_of = dict(zip(task.reads, inputs, strict=True))
-        taken_in = {space_of[storage]: storage for storage in reversed(takes)}  # in one space one is as good as another
-        for places in product(range(self.count), repeat=len(task.makes)):
-            taken = taken_in.get(places[0], -1) if places else -1
-            fresh = [0] * self.count
-            for position, (storage, space) in enumerate(zip(task.makes, places, strict=True)):
-                fresh[space] += 0 if position == 0 and taken >= 0 else self.sizes[space][storage]
-            code = sum((space + 1) << (self.bits * storage) for storage, space in zip(task.makes, places, strict=True))
-            time = task_ps(self.problem, task, space_of | dict(zip(task.makes, places, strict=True)))
-            options.append(_Option(time, tuple(fresh), code, places, taken))
-        self._options[key] = tuple(options)
-        return self._options[key]
-
-    def find(self, known_ps: int, *, width: int, max_steps: int, order: Sequence[int] | None = None) -> Found:
-        """The best choice that takes less than `known_ps`, over all orders or in one; no more than `width` beginnings a step.
+    def find(self, known_ps: int, *, width: int, max_steps: int, most_extra_macs: int = 0, order: Sequence[int] | None = None) -> Found:
+        """The best choice that takes less than `known_ps`, over all orders or in one; no more than `width` beginnings a layer.
 
         With an order the bound is of that order only.
         """
-        layer, layers, dropped, until = self._first(known_ps), [], NEVER, self.steps + max_steps
-        for step in range(len(self.problem.tasks)):
-            layers.append(layer)
-            after: dict[_State, _Entry] = {}
-            for state, entry in layer.items():
-                for task in self._tasks_to_run(entry[3]) if order is None else (order[step],):
-                    self._run(state, entry, task, after, known_ps)
-            most = width if self.steps < until else min(width, _NARROW)
-            if len(after) > most:
-                ranked = sorted(after.items(), key=lambda item: (item[1][0] + item[1][1], sum(item[1][2]), item[1][2]))
-                dropped = min(dropped, ranked[most][1][0] + ranked[most][1][1])
-                after = dict(ranked[:most])
-            layer = after
-        if not layer:
-            return Found(None, known_ps, min(known_ps, dropped))
-        last = min(layer, key=lambda state: layer[state][0])
-        time = layer[last][0]
-        return Found(self._choice([*layers, layer], last), time, max(min(time, dropped), min(time, self.root_bound_ps)))
+        if self.root_bound_ps >= known_ps:
+            return Found(None, (), (), known_ps, known_ps)
+        first = self._first(known_ps)
+        layers: list[Layer | None] = [first]
+        steps: list[Ints] = []
+        dropped, until = self.dropped_ps, self.steps + max_steps
+        most_extra_macs = most_extra_macs if self.cuts else 0
+        for at in range(1, self.n + 1):
+            reached, count = room_for(1024, self.count), 0
+            for length in sorted({1, *self.lengths}):
+                layer = layers[at - length] if length <= at else None
+                these = self._these(at - length, length, order)
+                begin, total = 0, 0 if layer is None or these is None else len(layer.time_ps)
+                while begin < total:
+                    budget = max(0, until - self.steps)
+                    settings = Settings(known_ps, most_extra_macs, self.moves, self.problem.dma, at == self.n, budget)
+                    begin, count, tried = expand(self.parts, self.bounds, layer, self.words, begin, these, reached, count, settings)
+                    self.steps += int(tried)
+                    is_full = count == len(reached.time_ps)
+                    if begin < total and layer is not None and (not is_full or count >= _MOST_REACHED):  # the effort is spent
+                        dropped = min(dropped, int((layer.time_ps[begin:] + layer.left_ps[begin:]).min()))
+                        break
+                    if begin < total:
+                        larger = room_for(4 * len(reached.time_ps), self.count)
+                        grown(reached, larger, count)
+                        reached = larger
+            chosen, most = _ranked(reached, count), width if self.steps < until else min(width, NARROW)
+            if len(chosen) > most:
+                dropped = min(dropped, int(reached.time_ps[chosen[most]] + reached.left_ps[chosen[most]]))
+                chosen = chosen[:most]
+            layers.append(self._layer(layers, at, reached, chosen))
+            steps.append(reached.steps[chosen])
+            if at >= max([1, *self.lengths]):
+                layers[at - max([1, *self.lengths])] = None
+        last = layers[-1]
+        if last is None or not len(last.time_ps):
+            return Found(None, (), (), known_ps, min(known_ps, dropped))
+        best = int(np.argmin(last.time_ps))
+        time = int(last.time_ps[best])
+        return self._found(steps, best, first, time, max(min(time, dropped), min(time, self.root_bound_ps)))
 
-    def _tasks_to_run(self, ready: int) -> list[int]:
-        """The tasks that may run next; a task that only makes views, and so changes nothing, at once."""
-        tasks = []
-        while ready:
-            lowest = ready & -ready
-            index = lowest.bit_length() - 1
-            if self.problem.tasks[index].only_views and not self.problem.tasks[index].workspace_bytes:
-                return [index]
-            tasks.append(index)
-            ready ^= lowest
-        return tasks
+    def _these(self, at: int, length: int, order: Sequence[int] | None) -> Ints | None:
+        """The parts of so many tasks that may come next, an empty list for any task; None where there are none."""
+        long = self.lengths.get(length, [])
+        if order is None or at < 0:
+            return np.array(long, np.int64) if long or length == 1 else None
+        one = [order[at]] if length == 1 else []
+        is_row = list(order[at : at + length]) == list(range(order[at], order[at] + length))
+        these = one + [part for part in long if is_row and self.parts.low[part] == order[at]]
+        return np.array(these, np.int64) if these else None
 
-    def _first(self, known_ps: int) -> dict[_State, _Entry]:
+    def _layer(self, layers: Sequence[Layer | None], at: int, reached: Reached, chosen: Ints) -> Layer:
+        rows = np.zeros((len(chosen), 2 * self.words + self.digits), np.uint64)
+        for length in np.unique(reached.steps[chosen, 0]).tolist():
+            write_rows(self.parts, layers[at - length], self.words, chosen, reached, length, rows)
+        times = (reached.time_ps[chosen], reached.left_ps[chosen], reached.extra_macs[chosen])
+        return Layer(rows, reached.keys[chosen], *times, reached.used[chosen])
+
+    def _first(self, known_ps: int) -> Layer:
         """Every way to have what the caller gives in spaces."""
-        ready = sum(1 << index for index, needs in enumerate(self.needs) if not needs)
-        beginnings: dict[_State, _Entry] = {(0, 0): (0, self.root_bound_ps, (0,) * self.count, ready, None, None)}
-        for storage in sorted(self.problem.given):
-            more: dict[_State, _Entry] = {}
-            for (_, code), entry in beginnings.items():
-                for space in range(self.count):
-                    used = list(entry[2])
-                    used[space] += self.sizes[space][storage]
-                    placed = code | (space + 1) << (self.bits * storage)
-                    left = entry[1] if self.moves else self._left_ps(entry[1], storage, placed, 0)
-                    if used[space] <= self.room[space] and left < known_ps:
-                        more[0, placed] = (0, left, tuple(used), ready, None, None)
-            beginnings = dict(sorted(more.items(), key=lambda item: (item[1][1], sum(item[1][2])))[:_MOST_COMBINATIONS])
-        return beginnings
+        root = int(self.bounds.share_ps.sum())
+        beginnings: list[Beginning] = [(root, (0,) * self.count, {})]
+        self.dropped_ps = NEVER
+        if self.count ** len(self.problem.constants) > _MOST_BEGINNINGS:
+            beginnings, self.dropped_ps = self._weights_first(beginnings[0]), root
+        for storage in sorted(self.problem.given.difference(beginnings[0][2])):
+            tries = [self._placed(each, storage, space, known_ps) for each in beginnings for space in range(self.count)]
+            more = [each for each in tries if each is not None]
+            ranked = sorted(more, key=lambda each: (each[0], sum(each[1])))
+            if len(ranked) > _MOST_BEGINNINGS:
+                self.dropped_ps = min(self.dropped_ps, ranked[_MOST_BEGINNINGS][0])
+            beginnings = ranked[:_MOST_BEGINNINGS]
+        rows = np.zeros((len(beginnings), 2 * self.words + self.digits), np.uint64)
+        keys = np.zeros((len(beginnings), 2), np.uint64)
+        for task in (index for index, each in enumerate(self.problem.tasks) if not each.before):
+            rows[:, self.words + task // 64] |= np.uint64(1 << task % 64)
+        for at, (_, _, placed) in enumerate(beginnings):
+            for storage, space in placed.items():
+                rows[at, 2 * self.words + storage // 16] |= np.uint64((space + 1) << 4 * (storage % 16))
+                keys[at] ^= self.parts.place_keys[storage, space]
+        zeros, left_ps = np.zeros(len(beginnings), np.int64), np.array([each[0] for each in beginnings], np.int64)
+        alive = np.array([each[1] for each in beginnings], np.int64).reshape(-1, self.count)
+        return Layer(rows, keys, zeros, left_ps, zeros.copy(), alive)
 
-    def _left_ps(self, left: int, storage: int, placed: int, done: int) -> int:
+    def _placed(self, beginning: Beginning, storage: int, space: int, known_ps: int) -> Beginning | None:
+        """The same with a storage in a space; None where it has no room, or leads to nothing better."""
+        left, used, placed = beginning
+        now = tuple(each + int(self.parts.size[storage, space]) * (at == space) for at, each in enumerate(used))
+        both = {**placed, storage: space}
+        rest = left if self.moves else self._left_ps(left, storage, placed, both)
+        return (rest, now, both) if now[space] <= self.parts.room[space] and rest < known_ps else None
+
+    def _weights_first(self, beginning: Beginning) -> list[Beginning]:
+        """Ways to place many weights: in each memory those that save most time a byte, so many of them, and the rest in flash."""
+        flash, ways = self.problem.flash, []
+        for space in (each for each in range(self.count) if each != flash):
+            gains = {each: self._gain_ps(each, space) / max(1, self.problem.size_bytes[each]) for each in self.problem.constants}
+            ranked = sorted(gains, key=lambda each: (-gains[each], each))
+            for count in sorted({len(ranked) * at // _WEIGHT_STEPS for at in range(_WEIGHT_STEPS + 1)}):
+                now: Beginning | None = beginning
+                for at, storage in enumerate(ranked):
+                    now = None if now is None else self._placed(now, storage, space if at < count else flash, NEVER)
+                ways += [now] if now is not None and now not in ways else []
+        return ways or [beginning]
+
+    def _gain_ps(self, storage: int, space: int) -> int:
+        """How much less time the readers of weights take where these lie in a space, not in flash, and all else where it is fastest."""
+        parts, gain = self.parts, 0
+        for task in parts.readers[parts.readers_ptr[storage] : parts.readers_ptr[storage + 1]].tolist():
+            rows = slice(parts.reads_ptr[task], parts.reads_ptr[task + 1])
+            results = slice(parts.makes_ptr[task], parts.makes_ptr[task + 1])
+            own = parts.read_ps[rows][parts.reads[rows] == storage][0]
+            rest = int(parts.read_ps[rows].min(1).sum() - own.min() + parts.write_ps[results].min(1).sum())
+            one, other = (max(int(parts.macs_ps[task]), rest + int(own[at])) for at in (self.problem.flash, space))
+            gain += one - other
+        return gain
+
+    def _left_ps(self, left: int, storage: int, before: dict[int, int], after: dict[int, int]) -> int:
         """The least time of what is left, once it is known where a storage lies."""
-        for reader in self.readers[storage]:
-            if not done >> reader & 1:
-                reads = self.problem.tasks[reader].reads
-                after = tuple((placed >> (self.bits * each) & self.mask) - 1 for each in reads)
-                before = tuple(-1 if each == storage else space for each, space in zip(reads, after, strict=True))
-                left += self.least_ps(reader, after) - self.least_ps(reader, before)
+        for reader in (index for index, task in enumerate(self.problem.tasks) if storage in task.reads):
+            begin, reads = int(self.bounds.table_ptr[reader]), self.problem.tasks[reader].reads
+            if begin >= 0 and left < NEVER:
+                one, two = (
+                    begin + sum((placed.get(read, -1) + 1) * (self.count + 1) ** at for at, read in enumerate(reads))
+                    for placed in (before, after)
+                )
+                least = int(self.bounds.table[two])
+                left = NEVER if least == NEVER else left + least - int(self.bounds.table[one])
         return left
 
-    def _run(self, state: _State, entry: _Entry, index: int, after: dict[_State, _Entry], known_ps: int) -> None:
-        """All ways to run a task after a beginning, and to move one storage beneath it."""
-        done, code = state
-        time, left, used, ready, _, _ = entry
-        task, bits, mask, users, kept = self.problem.tasks[index], self.bits, self.mask, self.users, self.problem.kept
-        inputs = tuple((code >> (bits * storage) & mask) - 1 for storage in task.reads)
-        now = done | 1 << index
-        ended = [users[storage] & ~now == 0 and storage not in kept for storage in task.reads]
-        dying = [(storage, space) for storage, space, over in zip(task.reads, inputs, ended, strict=True) if over]
-        if task.takes and dying:
-            dead = {storage for storage, _ in dying}
-            takes = tuple(storage for storage in task.takes if storage in dead)
-        else:
-            takes = ()
-        ready &= ~(1 << index)
-        for later in self.next[index]:
-            if not self.needs[later] & ~now:
-                ready |= 1 << later
-        base = left - (self.free_ps[index] if self.moves else self.least_ps(index, inputs))
-        gone = 0
-        for storage, space in dying:
-            gone |= (space + 1) << (bits * storage)
-        options = self._options_of(index, inputs, takes)
-        self.steps += len(options)
-        for option in options:
-            during = tuple(map(int.__add__, used, option.bytes_by_space))
-            free = tuple(map(int.__sub__, self.room, during))
-            if min(free) < 0 or (task.workspace_bytes and not self._has_workspace(index, free)):
-                continue
-            total, rest = time + option.time_ps, base
-            placed = (code ^ gone) | option.code
-            if not self.moves:
-                # One by one: what is known of a later task grows with each storage.
-                seen = code ^ gone
-                for storage, space in zip(task.makes, option.spaces, strict=True):
-                    seen |= (space + 1) << (bits * storage)
-                    rest = self._left_ps(rest, storage, seen, now)
-            if total + rest >= known_ps:
-                continue
-            alive = list(during)
-            for storage, space in dying:
-                alive[space] -= self.sizes[space][storage] if storage != option.taken else 0
-            for storage, space in zip(task.makes, option.spaces, strict=True):
-                if not users[storage] & ~now and storage not in kept:
-                    placed ^= (space + 1) << (bits * storage)
-                    alive[space] -= self.sizes[space][storage]
-            reached = (total, rest, tuple(alive), ready, state, (index, option.spaces, option.taken, -1, -1))
-            self._add(after, (now, placed), reached)
-            if self.moves and not task.only_views and now != (1 << len(self.needs)) - 1:
-                self._move(after, (now, placed), reached, free, option, known_ps)
-
-    def _move(
-        self, after: dict[_State, _Entry], state: _State, entry: _Entry, free: tuple[int, ...], option: _Option, known_ps: int
-    ) -> None:
-        """The same with each storage in turn moved beneath the step, where both of its places have room."""
-        (now, placed), (total, rest, alive, ready, before, step) = state, entry
-        if step is None:
-            return
-        makes = self.problem.tasks[step[0]].makes
-        storage, code = 0, placed
-        while code:
-            space = (code & self.mask) - 1
-            if space >= 0 and storage not in makes:
-                self.steps += self.count - 1
-                for target in range(self.count):
-                    nbytes = self.sizes[target][storage]
-                    if target == space or nbytes > free[target]:
-                        continue
-                    left = [each - nbytes * (at == target) for at, each in enumerate(free)]
-                    if self.problem.tasks[step[0]].workspace_bytes and not self._has_workspace(step[0], left):
-                        continue
-                    move_ps = self.problem.move_ps(storage, space, target)
-                    moved_ps = total + (max(0, move_ps - option.time_ps) if self.problem.dma else move_ps)
-                    if moved_ps + rest < known_ps:
-                        there = list(alive)
-                        there[space] -= self.sizes[space][storage]
-                        there[target] += nbytes
-                        shifted = placed ^ ((space + 1) ^ (target + 1)) << (self.bits * storage)
-                        self._add(after, (now, shifted), (moved_ps, rest, tuple(there), ready, before, (*step[:3], storage, target)))
-            storage, code = storage + 1, code >> self.bits
-
-    @staticmethod
-    def _add(after: dict[_State, _Entry], state: _State, entry: _Entry) -> None:
-        known = after.get(state)
-        if known is None or entry[0] < known[0]:
-            after[state] = entry
-
-    def _choice(self, layers: list[dict[_State, _Entry]], last: _State) -> Choice:
-        """The steps that led to a state."""
+    def _found(self, steps: Sequence[Ints], last: int, first: Layer, time: int, bound: int) -> Found:
+        """The parts that led to a beginning. In the choice the last task of a cut stands for all of it."""
         order: list[int] = []
+        runs: list[int] = []
         space_of: dict[int, int] = {}
         taken: dict[int, int] = {}
-        moves: list[tuple[int, int, int]] = []
-        state = last
-        for step in range(len(layers) - 1, 0, -1):
-            entry = layers[step][state]
-            before, action = entry[4], entry[5]
-            if before is None or action is None:
-                break
-            index, spaces, source, storage, target = action
-            order.append(index)
-            space_of.update(zip(self.problem.tasks[index].makes, spaces, strict=True))
-            if source >= 0:
-                taken[index] = source
-            if storage >= 0:
-                moves.append((step - 1, storage, target))
-            state = before
+        rings: dict[int, int] = {}
+        moved: list[tuple[int, int]] = []
+        cuts: list[CutPart] = []
+        at, state, parts = self.n, last, self.parts
+        while at > 0:
+            length, before, part, code, space, source, storage, target = steps[at - 1][state].tolist()
+            tasks = range(int(parts.low[part]), int(parts.high[part]))
+            order += reversed(tasks)
+            runs.append(tasks[-1])
+            for storage_made in reversed(parts.makes[parts.makes_ptr[part] : parts.makes_ptr[part + 1]].tolist()):
+                code, space_of[storage_made] = divmod(code, self.count)
+            taken |= {runs[-1]: source} if source >= 0 else {}
+            rings |= {runs[-1]: space} if space >= 0 else {}
+            moved.append((storage, target))
+            cuts += self.cuts[part - self.n : part - self.n + 1] if part >= self.n else []
+            at, state = at - length, before
         for storage in self.problem.given:
-            space_of[storage] = (state[1] >> (self.bits * storage) & self.mask) - 1
-        return Choice(tuple(reversed(order)), space_of, taken, tuple(reversed(moves)))
+            word = int(first.rows[state, 2 * self.words + storage // 16])
+            space_of[storage] = (word >> 4 * (storage % 16) & 15) - 1
+        moves = tuple((step, storage, target) for step, (storage, target) in enumerate(reversed(moved)) if storage >= 0)
+        choice = Choice(tuple(reversed(runs)), space_of, taken, moves, rings)
+        return Found(choice, tuple(cuts), tuple(reversed(order)), time, bound)
+
+
+def _ranked(reached: Reached, count: int) -> Ints:
+    """What was reached, the most hopeful first."""
+    there = np.flatnonzero(reached.time_ps[:count] < NEVER)
+    used = reached.used[there]
+    keys = (*(used[:, space] for space in reversed(range(used.shape[1]))), used.sum(1), reached.time_ps[there] + reached.left_ps[there])
+    return there[np.lexsort(keys)]
+
+
+def parts_of(problem: EdgeProblem, room_bytes: Sequence[int], cuts: Sequence[CutPart]) -> EdgeParts:
+    """A problem's tasks and cuts as arrays. Raises FormatError where its times are too long to be added up."""
+    n, m, count = len(problem.tasks), len(problem.size_bytes), len(problem.spaces)
+    spans = [*((at, at + 1) for at in range(n)), *((cut.first, cut.end) for cut in cuts)]
+    tasks = [*problem.tasks, *(cut.task for cut in cuts)]
+    readers = [[index for index in range(n) if storage in problem.tasks[index].reads] for storage in range(m)]
+    users = [[index for index in range(n) if storage in (*problem.tasks[index].reads, *problem.tasks[index].makes)] for storage in range(m)]
+    rng = np.random.default_rng(_SEED)
+    move_ps = [
+        [[0 if one == two else min(NEVER, problem.move_ps(storage, one, two)) for two in range(count)] for one in range(count)]
+        for storage in range(m)
+    ]
+    parts = EdgeParts(
+        np.array([first for first, _ in spans], np.int64),
+        np.array([end for _, end in spans], np.int64),
+        *_listed([task.before for task in tasks]),
+        *_listed([task.reads for task in tasks]),
+        _traffic(problem, [(task.reads, task.read_traffic, task.write_traffic) for task in tasks]),
+        *_listed([task.makes for task in tasks]),
+        _traffic(problem, [(task.makes, (), task.write_traffic) for task in tasks]),
+        *_listed([task.takes for task in tasks]),
+        np.array([[rounded_up(task.workspace_bytes, each.align_bytes) for each in problem.spaces] for task in tasks], np.int64),
+        np.array([[min(NEVER, ring_ps(problem, task, space)) for space in range(count)] for task in tasks], np.int64),
+        np.array([any(task.ring_bytes) for task in tasks]),
+        np.array([min(NEVER, task.macs_ps) for task in tasks], np.int64),
+        np.array([min(NEVER, task.constants_ps) for task in tasks], np.int64),
+        np.array([0] * n + [cut.extra_macs for cut in cuts], np.int64),
+        np.array([problem.beside_bytes(task, first, end) for task, (first, end) in zip(tasks, spans, strict=True)], np.int64),
+        np.array([task.only_views for task in tasks]),
+        np.array([task.only_views or problem.operators <= index < n for index, task in enumerate(tasks)]),
+        *_listed([[later for later in range(n) if index in problem.tasks[later].before] for index in range(n)]),
+        *_listed(users),
+        *_listed(readers),
+        np.array([storage in problem.kept for storage in range(m)]),
+        np.array([problem.sizes_in(space) for space in range(count)], np.int64).T.copy(),
+        np.array(room_bytes, np.int64),
+        np.ones(count, np.bool_),
+        np.array(move_ps, np.int64).reshape(m, count, count),
+        rng.integers(0, 2**63, (n, 2), np.uint64),
+        rng.integers(0, 2**63, (m, count, 2), np.uint64),
+    )
+    most = [float(each.max(initial=0)) for each in (parts.work_ps, parts.move_ps, parts.macs_ps, parts.constants_ps)]
+    touched = max(len(task.reads) + len(task.makes) for task in tasks)
+    worst = sum(most) + touched * float(max(parts.read_ps.max(initial=0), parts.write_ps.max(initial=0)))
+    if n * worst > _MOST_PS:
+        raise FormatError("rates: expected a network that takes no more than some days, got one that may take longer")
+    if problem.flash >= 0:
+        others = [storage for storage in range(m) if storage not in problem.constants]
+        parts.size[others, problem.flash] = parts.work_bytes[:, problem.flash] = _NO_ROOM
+        parts.room[problem.flash] = min(parts.room[problem.flash], _NO_ROOM - 1)
+        parts.is_for_all[problem.flash] = False
+        parts.move_ps[sorted(problem.constants)] = NEVER
+    parts.move_ps[[task.makes[0] for task in problem.tasks[problem.operators :]]] = NEVER  # storages of parts stay
+    return parts
+
+
+def _listed(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Lists one behind the other, and where each begins."""
+    return np.cumsum([0, *map(len, lists)]), np.array([each for one in lists for each in one], np.int64)
+
+
+Traffic = Sequence[tuple[int, int]]
+
+
+def _traffic(problem: EdgeProblem, lists: Sequence[tuple[Sequence[int], Traffic, Traffic]]) -> Ints:
+    """[.., spaces] how long a part reads and writes each storage of its list."""
+    rows = [
+        [min(NEVER, _storage_ps(problem, space, storage, reads, writes)) for space in range(len(problem.spaces))]
+        for storages, reads, writes in lists
+        for storage in storages
+    ]
+    return np.array(rows, np.int64).reshape(-1, len(problem.spaces))
+
+
+def _storage_ps(problem: EdgeProblem, space: int, storage: int, reads: Traffic, writes: Traffic) -> int:
+    return sum(
+        traffic_ps(problem, space, nbytes, writes=each is writes) for each in (reads, writes) for at, nbytes in each if at == storage
+    )

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from lowtide.cost.memory import simulate
 from lowtide.edge.check import check
-from lowtide.edge.cut_search import CutSearch
+from lowtide.edge.cut_search import CutPart, CutSearch
 from lowtide.edge.cuts import with_cuts
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import EdgePlan, Space
 from lowtide.edge.problem import EdgeProblem
-from lowtide.edge.residences import Choice, Laid, lay, time_ps
-from lowtide.edge.search import NEVER, Programme
+from lowtide.edge.residences import Choice, Laid, lay, operators_of, time_ps
+from lowtide.edge.search import NEVER, Found, Programme
 from lowtide.errors import FormatError
 from lowtide.problems.status import Status
 from lowtide.schedule import Auto, Schedule, schedule
@@ -31,7 +31,7 @@ _ROUNDS = 8  # of asking again with less room, where addresses did not fit
 class EdgeEffort:
     """How far to search, the same on every machine."""
 
-    max_steps: int = 300_000  # of the programme, with and without moves: ways to run an operator after a beginning
+    max_steps: int = 3_000_000  # of the programme, with and without moves: ways to run an operator after a beginning
     max_orders: int = 40_000  # states of the search for an order in one space
     moves: bool = True  # whether blocks may move between spaces
 
@@ -54,6 +54,8 @@ class EdgeRequest:
     macs_per_s: float | None
     constants_bytes_per_s: float | None
     effort: EdgeEffort
+    cuts: tuple[CutPart, ...] = ()  # in several spaces, of which some may be chosen
+    most_extra_macs: int = 0
 
     @classmethod
     def of(
@@ -64,11 +66,16 @@ class EdgeRequest:
         macs_per_s: float | None = None,
         constants_bytes_per_s: float | None = None,
         dma: bool = False,
+        constants: Space | None = None,
         effort: EdgeEffort | None = None,
     ) -> EdgeRequest:
         """Spaces are sorted from the fastest to the slowest. Raises FormatError as `EdgeProblem.of` does."""
         fastest = sorted(spaces, key=lambda memory: -_speed(memory)) if all(isinstance(each, Space) for each in spaces) else spaces
-        problem = EdgeProblem.of(graph, fastest, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma)
+        if isinstance(constants, Space):
+            constants_bytes_per_s = constants.read_bytes_per_s
+        problem = EdgeProblem.of(
+            graph, fastest, macs_per_s=macs_per_s, constants_bytes_per_s=constants_bytes_per_s, dma=dma, constants=constants
+        )
         return cls(graph, problem, macs_per_s, constants_bytes_per_s, effort or EdgeEffort())
 
     @property
@@ -81,9 +88,10 @@ class EdgeRequest:
             memory if room == memory.room_bytes else replace(memory, capacity_bytes=room if 0 < room < 2**61 else None)
             for memory, room in zip(self.problem.spaces, room_bytes, strict=True)
         )
-        known = all(memory.read_bytes_per_s is not None and memory.write_bytes_per_s is not None for memory in spaces)
+        rates = [(memory.read_bytes_per_s, memory.write_bytes_per_s) for at, memory in enumerate(spaces) if at != self.problem.flash]
+        known = all(None not in each for each in rates)
         plan = EdgePlan(
-            self.graph, spaces, choice.order, laid.blocks, laid.moves,
+            self.graph, spaces, operators_of(self.problem, choice), laid.blocks, laid.moves,
             macs_per_s=self.macs_per_s, constants_bytes_per_s=self.constants_bytes_per_s, dma=self.problem.dma,
             time_ps=time_ps(self.problem, choice) if known else None, least=least,
         )  # fmt: skip
@@ -107,15 +115,31 @@ def solve(request: EdgeRequest) -> EdgeAnswer:
     return fastest(request, request.room_bytes)
 
 
-def solve_cut(request: EdgeRequest, extra_macs: float | None) -> EdgeAnswer:
-    """In one space the plan of least bytes whose cuts do at most this share of multiplications again.
+def with_cut_parts(request: EdgeRequest, extra_macs: float | None) -> EdgeRequest:
+    """The request with all that may be cut: within this share of multiplications done again, None: as many as time allows.
 
-    None: within the space's size the plan of fewest multiplications. The bound is of all cuts that do no more of them than the plan's.
+    Raises FormatError for a network whose operators wait for others than those of which they read.
     """
-    if len(request.problem.spaces) != 1:
-        raise FormatError(f"cut: expected one memory, got {len(request.problem.spaces)}: what goes through rings has no time in the model")
     if any(node.after for node in request.graph.nodes):
         raise FormatError("cut: expected a network whose operators wait for nothing but what they read")
+    if request.problem.operators < len(request.problem.tasks):
+        raise FormatError("cut: expected a network that is read with views='reshape': parts that lie in a whole are not cut")
+    once = sum(node.macs for node in request.graph.nodes)
+    most = 2**60 if extra_macs is None else min(2**60, int(once * extra_macs))
+    if len(request.problem.spaces) == 1:
+        return request
+    cuts = CutSearch(request.graph, request.problem).in_time(request.macs_per_s, request.constants_bytes_per_s, most)
+    return replace(request, cuts=tuple(cuts), most_extra_macs=most)
+
+
+def solve_cut(request: EdgeRequest, extra_macs: float | None) -> EdgeAnswer:
+    """In one space the plan of least bytes whose cuts do at most this share of multiplications again; in several that of least time.
+
+    request: as `with_cut_parts` gives it. None: in one space within its size the plan of fewest multiplications. The bound of one space is
+    of all cuts that do no more of them than the plan's.
+    """
+    if len(request.problem.spaces) > 1:
+        return fastest(request, request.room_bytes)
     search, room = CutSearch(request.graph, request.problem), request.room_bytes[0]
     whole = _in_one_space(request)
     answer, macs = whole, search.macs
@@ -177,15 +201,16 @@ def _choice(problem: EdgeProblem, answer: Schedule, space: int) -> Choice:
 
 def fastest(request: EdgeRequest, room_bytes: Sequence[int], *, limit_ps: int = NEVER, enough_ps: int = 0) -> EdgeAnswer:
     """The plan of least time in spaces of so much room; one that takes `limit_ps` or more is none, one of `enough_ps` is good enough."""
-    room, bound, laid = list(room_bytes), -1, None
+    room, bound = list(room_bytes), -1
     for _ in range(_ROUNDS):
-        choice, proven = _chosen(request, room, limit_ps, enough_ps)
-        bound = proven if bound < 0 else bound  # of all the room
-        if choice is None:
+        answer = _chosen(request, room, limit_ps, enough_ps)
+        bound = answer.bound_ps if bound < 0 else bound  # of all the room
+        if answer.choice is None:
             break
-        laid = lay(request.problem, choice, room_bytes)
+        cut, choice = _in_cuts(request, answer)
+        laid = lay(cut.problem, choice, room_bytes)
         if not any(laid.excess_bytes):
-            plan = request.plan(choice, laid, bound, None, room_bytes)
+            plan = cut.plan(choice, laid, bound, None, room_bytes)
             return EdgeAnswer(plan, plan.bound, plan.status)
         room = [most - excess if excess else most for most, excess in zip(room, laid.excess_bytes, strict=True)]
         if min(room) < 0:
@@ -193,29 +218,84 @@ def fastest(request: EdgeRequest, room_bytes: Sequence[int], *, limit_ps: int = 
     return EdgeAnswer(None, bound, Status.INFEASIBLE if bound >= limit_ps else Status.UNKNOWN)
 
 
-def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps: int) -> tuple[Choice | None, int]:
-    """The best choice by bytes alive, and what no choice beats: `limit_ps` where there is none."""
-    effort, best, known_ps, bound = request.effort, None, limit_ps, 0
-    order = _ordered(request, len(room) - 1).order
+def _in_cuts(request: EdgeRequest, answer: Found) -> tuple[EdgeRequest, Choice]:
+    """The request of the network whose cuts were chosen, and the choice by its tasks and storages."""
+    choice, problem = answer.choice, request.problem
+    if choice is None or not answer.cuts:
+        return request, choice or Choice((), {}, {})
+    graph = with_cuts(request.graph, [part.cut for part in answer.cuts], max(memory.align_bytes for memory in problem.spaces))
+    cut = EdgeProblem.of(
+        graph,
+        [memory for at, memory in enumerate(problem.spaces) if at != problem.flash],
+        macs_per_s=request.macs_per_s,
+        constants_bytes_per_s=request.constants_bytes_per_s,
+        dma=problem.dma,
+        constants=problem.spaces[problem.flash] if problem.flash >= 0 else None,
+        weights=_weights_of(request, answer.cuts),
+    )
+    parts = {part.end - 1: part.task for part in answer.cuts}
+    node = {task: at for at, task in enumerate(sorted(choice.order))}  # of a cut by its last task
+    storage = dict(zip(sorted(problem.given), sorted(cut.given), strict=True))
+    for task, at in node.items():
+        storage |= zip(parts.get(task, problem.tasks[task]).makes, cut.tasks[at].makes, strict=True)
+    moved = Choice(
+        tuple(node[task] for task in choice.order),
+        {storage[each]: space for each, space in choice.space_of.items()},
+        {node[task]: storage[each] for task, each in choice.taken.items()},
+        tuple((step, storage[each], space) for step, each, space in choice.moves),
+        {node[task]: space for task, space in choice.rings.items()},
+    )
+    return replace(request, graph=graph, problem=cut, cuts=()), moved
+
+
+def _weights_of(request: EdgeRequest, cuts: Sequence[CutPart]) -> list[tuple[int, ...]]:
+    """The storages of weights by tensors of the network that is cut: those that stay, in the same order."""
+    graph, problem = request.graph, request.problem
+    inner = {at for part in cuts for node in graph.nodes[part.first : part.end] for at in node.outputs}
+    inner -= {graph.nodes[part.end - 1].outputs[0] for part in cuts}
+    used = {*graph.inputs, *graph.outputs, *(at for node in graph.nodes for at in (*node.inputs, *node.outputs) if at >= 0)}
+    number = {at: new for new, at in enumerate(sorted(used - inner))}
+    return [tuple(number[at] for at in problem.tensors[storage]) for storage in sorted(problem.constants)]
+
+
+def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps: int) -> Found:
+    """The best choice by bytes alive, first without cuts and moves, then with each; none where nothing takes less than `limit_ps`."""
+    best = Found(None, (), (), limit_ps, 0)
+    orders = [_ordered(request, len(room) - 1).order]
+    if request.cuts:
+        best = replace(_searched(request, room, best, orders, enough_ps, cuts=False), bound_ps=0)
+        orders.append(tuple(range(len(request.problem.tasks))))
+    return _searched(request, room, best, orders, enough_ps, cuts=True)
+
+
+def _searched(
+    request: EdgeRequest, room: Sequence[int], best: Found, orders: Sequence[Sequence[int]], enough_ps: int, *, cuts: bool
+) -> Found:
+    """In rounds of more and more width, from the best that is known: with orders that are given, then with any."""
+    effort, used, bound = request.effort, request.cuts if cuts else (), 0
     for moves in (False, True) if effort.moves else (False,):
-        programme = Programme(request.problem, room, moves=moves)
-        bound, left = min(programme.root_bound_ps, limit_ps), effort.max_steps
-        if bound >= known_ps:
-            return best, bound
-        for width, fixed in ((256, order), (1024, None if best is None else best.order), *((width, ()) for width in _WIDTHS)):
-            if fixed is None:
+        programme, left, bound = Programme(request.problem, room, moves=moves, cuts=used, known_ps=best.time_ps), effort.max_steps, 0
+        rounds = [*((256, order) for order in orders), (1024, ()), *((width, None) for width in _WIDTHS)]
+        for width, fixed in rounds:
+            bound = max(bound, min(programme.root_bound_ps, best.time_ps))
+            if programme.root_bound_ps >= best.time_ps or best.time_ps <= enough_ps:
+                return replace(best, bound_ps=bound)
+            if fixed == () and not best.order:
                 continue
-            answer = programme.find(known_ps, width=width, max_steps=left, order=fixed or None)
-            left = effort.max_steps - programme.steps
+            before = programme.steps
+            order = best.order if fixed == () else fixed
+            answer = programme.find(best.time_ps, width=width, max_steps=left, most_extra_macs=request.most_extra_macs, order=order)
+            left -= programme.steps - before
+            if fixed is None:
+                bound = max(bound, answer.bound_ps)
             if answer.choice is not None:
-                best, known_ps = answer.choice, answer.time_ps
-            if not fixed:
-                bound = min(max(bound, answer.bound_ps), known_ps)
-            if bound >= known_ps or known_ps <= enough_ps or left <= 0:
+                best = answer
+                if used:
+                    programme = Programme(request.problem, room, moves=moves, cuts=used, known_ps=best.time_ps)
+            bound = min(bound, best.time_ps)
+            if bound == best.time_ps or left <= 0:
                 break
-        if known_ps <= enough_ps:
-            return best, min(programme.root_bound_ps, known_ps)
-    return best, bound
+    return replace(best, bound_ps=bound)
 
 
 def least_bytes(request: EdgeRequest, space: int, within_ps: int | None = None) -> EdgeAnswer:

@@ -6,7 +6,7 @@ An operator that is not here reads all of its inputs before it has a result, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lowtide.edge.graph import EdgeGraph, EdgeNode
@@ -117,17 +117,29 @@ def _filled(values: Sequence[Any], *defaults: Any) -> list[Any]:
     return [*values[1:], *defaults[len(values) - 2 :]]
 
 
+def without_weights(body: EdgeGraph) -> tuple[EdgeGraph, tuple[EdgeNode, ...]]:
+    """A group in which what is computed from weights alone is a weight, too, as of QDQ's dequantised ones; its other operators."""
+    weights: set[int] = set()
+    for node in body.nodes:
+        if all(at < 0 or at in weights or is_weight(body, at) for at in node.inputs):
+            weights.update(node.outputs)
+    if not weights:
+        return body, body.nodes
+    tensors = tuple(replace(tensor, constant=True) if at in weights else tensor for at, tensor in enumerate(body.tensors))
+    return replace(body, tensors=tensors), tuple(node for node in body.nodes if node.outputs[0] not in weights)
+
+
 def _of_group(graph: EdgeGraph, node: EdgeNode) -> NodeWindows | None:
     """A group is cut as its one operator with windows is, the others go number by number."""
-    body = node.attributes["body"]
-    members = [each for member in body.nodes if (each := reads_of(body, member)) is not None]
-    if len(members) < len(body.nodes) or sum(not each.is_number_by_number for each in members) > 1:
+    body, nodes = without_weights(node.attributes["body"])
+    members = [each for member in nodes if (each := reads_of(body, member)) is not None]
+    if len(members) < len(nodes) or sum(not each.is_number_by_number for each in members) > 1:
         return None
     wide = next((each for each in members if not each.is_number_by_number), None)
     axes = frozenset.intersection(*(each.axes for each in members))
     outer = [tensor for tensor in node.inputs if not is_weight(graph, tensor)]
     inside: dict[int, Mapping[int, SliceWindow]] = {}  # by tensor of the body: how the group's result reads it
-    for member, reads in zip(reversed(body.nodes), reversed(members), strict=True):
+    for member, reads in zip(reversed(nodes), reversed(members), strict=True):
         after = inside.get(member.outputs[0], dict.fromkeys(axes, SliceWindow()))
         for tensor in reads.of_input:
             by_axis = {axis: (reads.of_input[tensor].get(axis) if reads is wide else after.get(axis)) for axis in axes}

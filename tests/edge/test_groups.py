@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import lowtide
 from bench.deeploy import FUNCTIONS, read_deeploy
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret
@@ -85,6 +86,10 @@ def test_what_onnxruntimes_quantiser_writes(form: str, tmp_path: Path):
     assert sum(node.macs for node in graph.nodes) == products
     assert all(is_counted(node) for node in graph.nodes)
     assert sum(node.macs for node in network_of(network()).nodes) == products
+    cut = lowtide.plan_edge(graph, [lowtide.Space("ram")], cut=True, inputs_outside=True)
+    assert cut.cuts
+    assert cut.arena_bytes[0] < lowtide.plan_edge(graph, [lowtide.Space("ram")], inputs_outside=True).arena_bytes[0]
+    np.testing.assert_array_equal(interpret(cut, inputs)["y"], expected)
 
 
 def test_a_group_reads_integers_and_writes_integers():

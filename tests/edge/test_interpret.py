@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from lowtide.edge.check import check
 from lowtide.edge.interpret import interpret
 from lowtide.edge.models import Engine
 from lowtide.edge.onnx import network_of
@@ -130,17 +131,26 @@ def test_parts_lie_within_their_block():
     nodes = [
         helper.make_node("Split", ["x"], ["a", "b", "c"], axis=1),
         helper.make_node("Relu", ["b"], ["r"]),
-        helper.make_node("Concat", ["a", "r", "c"], ["y"], axis=1),
+        helper.make_node("Neg", ["a"], ["s"]),
+        helper.make_node("Concat", ["s", "r"], ["y"], axis=1),
     ]
     network = model(nodes, [X], [value("y", None)], opset=14)
     graph = network_of(network, views="slices")
     at = {tensor.name: position for position, tensor in enumerate(graph.tensors)}
-    block = EdgeBlock(tuple(at[name] for name in "xabcry"), 0, 0, BYTES, 0, 3, (0, 0, 256, 512, 256, 0))
-    plan = EdgePlan(graph, ONE, (0, 1, 2), (block,))
+    block = EdgeBlock(tuple(at[name] for name in "xabc"), 0, 0, BYTES, 0, 3, (0, 0, 256, 512))
+    other = EdgeBlock(tuple(at[name] for name in "sry"), 0, BYTES, 512, 1, 4, (0, 256, 0))
+    plan = EdgePlan(graph, ONE, (0, 1, 2, 3), (block, other))
     inputs = random_inputs(network, 4)
+    check(plan)
     np.testing.assert_array_equal(interpret(plan, inputs)["y"], by_onnxruntime(network, inputs)["y"])
-    with pytest.raises(CheckError, match=r"reads `a` in block 0: 2.. of its 256 bytes are no longer its own"):
-        interpret(dataclasses.replace(plan, blocks=(dataclasses.replace(block, starts=(0, 0, 256, 512, 0, 0)),)), inputs)
+    for starts, text in (((256, 0, 0), "expected `y` in block 1 already"), ((0, 128, 0), "written as `r`")):
+        wrong = dataclasses.replace(plan, blocks=(block, dataclasses.replace(other, starts=starts)))
+        with pytest.raises(CheckError):
+            check(wrong)
+        with pytest.raises(CheckError, match=text):
+            interpret(wrong, inputs)
+    with pytest.raises(CheckError, match=r"reads `b` in block 0: 256 of its 256 bytes are no longer its own"):
+        interpret(dataclasses.replace(plan, blocks=(block, dataclasses.replace(other, offset_bytes=0))), inputs)
 
 
 def test_moves_copy_bytes_between_memories():

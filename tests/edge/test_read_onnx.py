@@ -85,11 +85,13 @@ def test_parts_are_views_where_they_lie_one_behind_the_other():
     nodes = [
         op("Split", "x", "a b", axis=1),
         op("Relu", "a", "c"),
-        op("Concat", "c b", "d", axis=1),
+        op("Neg", "b", "g"),
+        op("Concat", "c g", "d", axis=1),
+        op("Concat", "a g", "h", axis=1),
         op("Concat", "c b", "e", axis=2),
         op("Concat", "c c", "f", axis=1),
     ]
-    network = model(nodes, [X], [value(name, None) for name in "def"], opset=14)
+    network = model(nodes, [X], [value(name, None) for name in "defh"], opset=14)
     graph = network_of(network, views="slices")
     assert {each.name: each.views for each in graph.nodes if each.views} == {"b": ((0, 0), (1, 0)), "d": ((0, 0), (0, 1))}
     assert not any(each.views for each in network_of(network).nodes)

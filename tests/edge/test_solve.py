@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+import lowtide
 from lowtide.edge.check import check
+from lowtide.edge.output import from_json, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
 from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
-from lowtide.errors import CheckError
+from lowtide.errors import BudgetError, CheckError, FormatError
 from lowtide.problems.status import Status
 from tests.edge_brute import Brute
 from tests.edge_graphs import chain, random_graph, random_spaces
@@ -36,6 +39,64 @@ def _compared(seed: int) -> Status:
     if answer.status is Status.INFEASIBLE:
         assert least == math.inf
     return answer.status
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_no_places_of_weights_take_less_time_than_is_proven(group: int):
+    """All of them: each weight in flash, or in one of the memories from the start to the end."""
+    found = [_with_weights(seed) for seed in range(group * 25, group * 25 + 25)]
+    assert sum(status is Status.OPTIMAL for status in found) >= 12
+
+
+def _with_weights(seed: int) -> Status:
+    graph, dma, moves = random_graph(seed, 4, weights=0.5), seed % 4 < 2, seed % 3 == 0
+    count = 1 + seed % 2
+    spaces, flash = random_spaces(seed * 5 + 1, count), Space("flash", None if seed % 5 else 9, 0.5)
+    request = EdgeRequest.of(graph, spaces, macs_per_s=3.0, dma=dma, constants=flash, effort=EdgeEffort(moves=moves))
+    answer = solve(request)
+    weights = [at for at, tensor in enumerate(graph.tensors) if tensor.constant]
+    least, rates = math.inf, [*(memory.read_bytes_per_s or 0 for memory in request.problem.spaces)]
+    for places in product(range(count + 1), repeat=len(weights)):
+        taken = [
+            sum(graph.tensors[at].size_bytes for at, each in zip(weights, places, strict=True) if each == space)
+            for space in range(count + 1)
+        ]
+        left = [memory.room_bytes - nbytes for memory, nbytes in zip(request.problem.spaces, taken, strict=True)]
+        if min(left[:count]) < 1 or left[count] < 0:
+            continue
+        where = dict(zip(weights, places, strict=True))
+        weights_ps = {
+            node.name: sum(math.ceil(graph.tensors[at].size_bytes * 10**12 / rates[where[at]]) for at in node.inputs if at in where)
+            for node in graph.nodes
+        }
+        inside = [replace(memory, capacity_bytes=room) for memory, room in zip(request.problem.spaces[:count], left, strict=False)]
+        least = min(least, Brute(graph, inside, macs_per_s=3.0, dma=dma, moves=moves, weights_ps=weights_ps).least_ps(least))
+    assert answer.bound <= least
+    if answer.status is Status.OPTIMAL and answer.plan is not None:
+        assert answer.plan.value <= least
+        assert from_json(to_json(answer.plan), graph).blocks == answer.plan.blocks
+    if answer.status is Status.INFEASIBLE:
+        assert least == math.inf
+    return answer.status
+
+
+@pytest.mark.parametrize(
+    ("constants", "options", "sentence"),
+    [
+        ("flash", {}, "constants: expected a memory with a rate to read"),
+        (Space("flash", 100), {}, "constants: expected a memory with a rate to read"),
+        (Space("ram", 100, 1.0), {}, "expected names of their own, got ram twice"),
+        (Space("flash", 100, 1.0), {"constants_bytes_per_s": 2.0}, "expected it without constants_bytes_per_s"),
+    ],
+)
+def test_odd_memories_of_weights_are_refused(constants, options, sentence: str):
+    with pytest.raises(FormatError, match=sentence):
+        lowtide.plan_edge(random_graph(1), [Space("ram", 100, 2.0, 2.0)], constants=constants, **options)
+
+
+def test_weights_that_fit_nowhere_are_told_so():
+    with pytest.raises(BudgetError, match=r"it would fit with .*flash="):
+        lowtide.plan_edge(random_graph(2, weights=1.0), [Space("ram", 12, 2.0, 2.0)], constants=Space("flash", 2, 1.0))
 
 
 def test_one_space_takes_the_least_bytes_that_any_order_needs():
