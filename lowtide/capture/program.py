@@ -21,7 +21,7 @@ from lowtide.base.places import Position
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.between_steps import on_the_host
 from lowtide.capture.care.failures import raised_in
-from lowtide.capture.care.followers import following
+from lowtide.capture.care.follower import following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.hooks import hooks_of_parameters
 from lowtide.capture.care.leaks import LeakWatch

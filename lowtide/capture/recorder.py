@@ -388,9 +388,7 @@ class Recorder(TorchDispatchMode):
                     "decides what to recompute; or set the dropout to 0"
                 )
             if self._last_random is not None:
-                node = Node(
-                    node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source
-                )
+                node = replace(node, after=(self._last_random,))
             self._last_random = node
         self.draft.nodes.append(self._collectives.next(node))
 

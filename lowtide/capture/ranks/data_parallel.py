@@ -28,6 +28,7 @@ import torch.distributed._functional_collectives
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lowtide.capture.care.turns import placed
 from lowtide.capture.sizes.probes import is_dense
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
@@ -238,8 +239,6 @@ def unlike_a_step(wrapper: Any) -> str:
 @contextmanager
 def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
     """Calls of the wrapper are calls of its module; those of any other raise CaptureError, as they would speak with other processes."""
-    cls: Any = DistributedDataParallel
-    own_forward = cls.forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) != id(wrapper):
@@ -248,8 +247,5 @@ def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
             raise CaptureError(why)
         return self.module(*args, **kwargs)
 
-    cls.forward = forward
-    try:
+    with placed(DistributedDataParallel, "forward", forward):
         yield
-    finally:
-        cls.forward = own_forward
