@@ -199,9 +199,8 @@ def _recorded_training(
     ):
         trace.recorder.scripts = Scripts()
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
-        shadow = Shadow.of(
-            program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft, between_steps=program.between_steps
-        )
+        fakes = trace.fakes
+        shadow = Shadow.of(program.optimizer, fakes.names, fakes.parameters, trace.recorder.draft, between_steps=program.between_steps)
         shadow = replace(shadow, single_tensor=program.single_tensor)
         if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)

@@ -42,9 +42,11 @@ _followed: ContextVar[Data | None] = ContextVar("followed", default=None)  # of 
 class Data:
     """Which of the caller's tensors have other data, and whether those were written into their memory or are to be bound."""
 
-    def __init__(self, draft: Draft, fakes: Mapping[torch.Tensor, torch.Tensor], slots: Mapping[torch.Tensor, Slot]) -> None:
-        """`fakes` and `slots` by real tensor, of a model."""
-        self._draft = draft
+    def __init__(
+        self, draft: Draft, fakes: Mapping[torch.Tensor, torch.Tensor], slots: Mapping[torch.Tensor, Slot], *, closed: bool = False
+    ) -> None:
+        """`fakes` and `slots` by real tensor, of a model. `closed`: an optimizer steps, which may not put its own data elsewhere."""
+        self._draft, self._closed = draft, closed
         self._declared = {id(fakes[real]): (fakes[real], real, slot) for real, slot in slots.items()}
         self._model = {id(real): id(fakes[real]) for real in slots}
         self._several = {at for at, count in Counter(map(address, fakes.values())).items() if count > 1}
@@ -75,7 +77,12 @@ class Data:
         return _get(tensor)
 
     def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
-        """Give a tensor the data of another one."""
+        """Give a tensor the data of another one. Raises CaptureError for a tensor of the caller's, where it may not."""
+        if self._closed and (not isinstance(tensor, FakeTensor) or self._draft.owns(tensor)):
+            raise CaptureError(
+                f"the optimizer gives a tensor of the caller's other memory (`.data = ...`), at {users_line()}, which a captured step "
+                "would not: write into it with copy_"
+            )
         known = self._known(tensor) if isinstance(tensor, FakeTensor) else self._known(tensor) or self._closed_over(tensor)
         with torch.no_grad():
             item = self._draft.fake(item)
@@ -143,22 +150,6 @@ class Data:
             and before.storage.device == after.storage.device
             and covers(fake)
         )
-
-
-class NoData(Data):
-    """Where an optimizer steps: it may not put its own data elsewhere."""
-
-    def __init__(self, draft: Draft) -> None:
-        super().__init__(draft, {}, {})
-
-    def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
-        """Raise CaptureError for a tensor of the caller's."""
-        if not isinstance(tensor, FakeTensor) or self._draft.owns(tensor):
-            raise CaptureError(
-                f"the optimizer gives a tensor of the caller's other memory (`.data = ...`), at {users_line()}, which a captured step "
-                "would not: write into it with copy_"
-            )
-        _set(tensor, item)
 
 
 @contextmanager

@@ -93,8 +93,8 @@ def likelihood_backward(node: Node) -> Iterator[Axis]:
 
 def mean_square(node: Node) -> Iterator[Axis]:
     """x, target, reduction."""
-    one, two = given(node, (0,)), given(node, (1,))
-    if one is None or two is None or one.shape != two.shape:
+    one, two = of_kind(Value, node.args[0]), of_kind(Value, node.args[1])
+    if one.shape != two.shape:
         return
     reduction = number(node, 2, "reduction", _MEAN)
     for dim in range(len(one.shape)):
@@ -104,8 +104,8 @@ def mean_square(node: Node) -> Iterator[Axis]:
 
 def mean_square_backward(node: Node) -> Iterator[Axis]:
     """gradient, x, target, reduction; the gradient of a mean divides by the count of what it is given, so it is closed."""
-    one, two = given(node, (1,)), given(node, (2,))
-    if one is None or two is None or one.shape != two.shape or node.args[3] == _MEAN:
+    one, two = of_kind(Value, node.args[1]), of_kind(Value, node.args[2])
+    if one.shape != two.shape or node.args[3] == _MEAN:
         return
     for dim in range(len(one.shape)):
         by_element: DimsByArgument = {0: dim} if node.args[3] == _NONE else {}

@@ -86,18 +86,18 @@ def _whole_mask(node: Node, value: Value) -> ArgumentPath | None:
     return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
 
 
-def along(index_at: int, *others: int, free: bool) -> AxesRule:
+def along(*others: int, free: bool) -> AxesRule:
     """x, dim, index, ..: dimensions other than `dim` where all extents agree; with `free` also `dim`, of which x is whole.
 
     `others` are the positions of tensors as large as the index.
     """
 
     def rule(node: Node) -> Iterator[Axis]:
-        value, named, where = of_kind(Value, node.args[0]), of_kind(int, node.args[1]), of_kind(Value, node.args[index_at])
+        value, named, where = of_kind(Value, node.args[0]), of_kind(int, node.args[1]), of_kind(Value, node.args[2])
         if len(where.shape) != len(value.shape):
             return
         for dim in range(len(value.shape)):
-            sliced: DimsByArgument = dict.fromkeys((index_at, *others), dim)
+            sliced: DimsByArgument = dict.fromkeys((2, *others), dim)
             if dim != named % len(value.shape):
                 if value.shape[dim] == where.shape[dim] and all(_extent(node, at, dim) in (None, where.shape[dim]) for at in others):
                     yield from axis(node, {0: dim, **sliced}, {0: dim})
@@ -174,11 +174,11 @@ ROWS = (
     Operator(name="aten.index", axes=index, moved_bytes=lookup_bytes),
     Operator(name="aten.index_put", axes=index_put),
     Operator(name="aten.index_put_", moved_bytes=index_put_bytes),
-    Operator(name="aten.gather", axes=along(2, free=True), moved_bytes=lookup_bytes, refuses=gathered),
-    Operator(name="aten.scatter.src", axes=along(2, 3, free=False)),
-    Operator(name="aten.scatter.value", axes=along(2, free=False)),
+    Operator(name="aten.gather", axes=along(free=True), moved_bytes=lookup_bytes, refuses=gathered),
+    Operator(name="aten.scatter.src", axes=along(3, free=False)),
+    Operator(name="aten.scatter.value", axes=along(free=False)),
     Operator(name="aten.scatter_", moved_bytes=into_positions()),
-    Operator(name="aten.scatter_add", axes=along(2, 3, free=False)),
+    Operator(name="aten.scatter_add", axes=along(3, free=False)),
     Operator(name="aten.scatter_add_", moved_bytes=into_positions(adds=True)),
     Operator(name="aten.index_select", axes=index_select, moved_bytes=lookup_bytes, refuses=gathered),
     Operator(name="aten.index_add", axes=index_add),

@@ -29,12 +29,12 @@ def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) 
     return rule
 
 
-def named(position: int, *, default: int = -1) -> AxesRule:
+def named(position: int) -> AxesRule:
     """All dimensions of all tensors but the one that an argument names: softmax, cumsum, sort, topk, where shapes agree on it."""
 
     def rule(node: Node) -> Iterator[Axis]:
         rank = len(of_kind(Value, node.args[0]).shape)
-        dim_of = of_kind(int, number(node, position, "dim", default))
+        dim_of = of_kind(int, number(node, position, "dim", -1))
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]

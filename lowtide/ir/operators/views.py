@@ -11,7 +11,7 @@ from typing import Any
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import ArgumentPath, Axis, Role, axis, divides, given, number
+from lowtide.ir.operators.axes import ArgumentPath, Axis, axis, divides, number
 from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator
 from lowtide.ir.sizes import Size
 
@@ -90,27 +90,16 @@ def without(position: int, names: str = "dim", default: Arg = 0) -> AxesRule:
     """All dimensions but those that an argument names, which the results lack where there are fewer of them: select, unbind, flip."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        value, named = given(node, (0,)), number(node, position, names, default)
-        if value is not None:
-            listed = named if isinstance(named, tuple) else (named,)
-            if not listed:
-                return  # all of them, flattened
-            yield from kept(node, value, [_int(dim) % max(1, len(value.shape)) for dim in listed])
+        rank, named = len(of_kind(Value, node.args[0]).shape), number(node, position, names, default)
+        listed = named if isinstance(named, tuple) else (named,)
+        closed = [_int(dim) % max(1, rank) for dim in listed]
+        fewer = len(node.results[0].shape) < rank
+        for dim in range(rank) if listed else ():  # none are named where all are meant, flattened
+            if dim not in closed:
+                to = dim - sum(each < dim for each in closed) if fewer else dim
+                yield from axis(node, {0: dim}, dict.fromkeys(range(len(node.outputs)), to))
 
     return rule
-
-
-def kept(node: Node, value: Value, closed: Sequence[int], sizes: int | None = None) -> Iterator[Axis]:
-    """An axis for each dimension of the first argument that is not closed; results have them all, or all but those."""
-    result = next(iter(node.results), None)
-    if result is None:
-        return
-    fewer = len(result.shape) < len(value.shape)
-    for dim in range(len(value.shape)):
-        if dim not in closed:
-            to = dim - sum(each < dim for each in closed) if fewer else dim
-            roles: dict[int, Role] = dict.fromkeys(range(len(node.outputs)), to)
-            yield from axis(node, {0: dim}, roles, () if sizes is None else _extents(node, sizes, dim))
 
 
 def squeeze(node: Node) -> Iterator[Axis]:
