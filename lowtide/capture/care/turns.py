@@ -161,9 +161,10 @@ def _let_go(error: BaseException | None) -> None:
     """Empty the frames of torch and lowtide that an error came through: they may hold guards of torch's that nobody left."""
     while error is not None:
         for frame, _ in walk_tb(error.__traceback__):
-            if frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-                with suppress(RuntimeError):  # it still runs
-                    frame.clear()
+            for each in (frame, frame.f_back):  # where a handler raised it, whom that interrupted is in no traceback
+                if each is not None and each.f_code.co_filename.startswith(_NOT_THE_USERS):
+                    with suppress(RuntimeError):  # it still runs
+                        each.clear()
         error = error.__cause__ or error.__context__
 
 
