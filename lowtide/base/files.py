@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -71,17 +72,12 @@ def check_writable(path: _PathLike) -> None:
 
 def read_bytes(path: _PathLike, *, regular: bool = False) -> bytes:
     """What a file holds; `regular`: anything but a regular file is refused at once, not waited for. Raises OSError, which names `path`."""
-    with _naming(path):
-        descriptor = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
-        with open(descriptor, "rb", buffering=0) as file:
-            mode = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(mode):
-                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if stat.S_ISREG(mode):
-                return _limited(iter(lambda: file.read(_CHUNK_BYTES), b""))
-            if regular or stat.S_ISBLK(mode):
-                raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(mode)}")
-            return _limited(_arriving(descriptor))
+    with _opened(path) as (file, status):
+        if stat.S_ISREG(status.st_mode):
+            return _limited(iter(lambda: file.read(_CHUNK_BYTES), b""))
+        if regular or stat.S_ISBLK(status.st_mode):
+            _refuse_kind(status)
+        return _limited(_arriving(file.fileno()))
 
 
 def mapped(path: _PathLike) -> mmap.mmap:
@@ -89,15 +85,10 @@ def mapped(path: _PathLike) -> mmap.mmap:
 
     Whoever holds it depends on the file: one that is cut short meanwhile ends the process.
     """
-    with _naming(path):
-        descriptor = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
-        with open(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if stat.S_ISDIR(status.st_mode):
-                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(status.st_mode)}")
-            return mmap.mmap(file.fileno() if status.st_size else -1, status.st_size or 1, access=mmap.ACCESS_COPY)
+    with _opened(path) as (file, status):
+        if not stat.S_ISREG(status.st_mode):
+            _refuse_kind(status)
+        return mmap.mmap(file.fileno() if status.st_size else -1, status.st_size or 1, access=mmap.ACCESS_COPY)
 
 
 def read_utf8(path: _PathLike, *, regular: bool = False) -> str:
@@ -124,6 +115,13 @@ def _naming(path: _PathLike) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
+@contextmanager
+def _opened(path: _PathLike) -> Iterator[tuple[FileIO, os.stat_result]]:
+    """A file to be read, which is no folder: Python refuses those."""
+    with _naming(path), FileIO(path, opener=lambda path, flags: os.open(path, flags | _WITHOUT_WAITING)) as file:
+        yield file, os.fstat(file.fileno())
+
+
 def _stat(path: _PathLike) -> os.stat_result | None:
     """What stands at the end of the links; None where nothing does."""
     try:
@@ -145,7 +143,7 @@ def _check_can_be_written_straight(status: os.stat_result, regular: bool = False
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, "expected a file, got a folder")
     if regular or stat.S_ISBLK(status.st_mode):
-        raise OSError(errno.EINVAL, f"expected a regular file, got {_kind(status.st_mode)}")
+        _refuse_kind(status)
 
 
 def _check_may_be_written(target: Path) -> None:
@@ -194,31 +192,24 @@ def _write_straight(path: _PathLike, status: os.stat_result, content: _Pieces) -
                 stream.flush()
         _write(standard, content)
         return
-    descriptor = _opened_for_writing(path, os.O_TRUNC if stat.S_ISREG(status.st_mode) else 0)
-    with open(descriptor, "wb", buffering=0):
-        _write(descriptor, content)
-
-
-def _opened_for_writing(path: _PathLike, flags: int) -> int:
     try:
-        return os.open(path, os.O_WRONLY | _WITHOUT_WAITING | flags)
+        descriptor = os.open(path, os.O_WRONLY | _WITHOUT_WAITING | (os.O_TRUNC if stat.S_ISREG(status.st_mode) else 0))
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise OSError(errno.ENXIO, "nobody reads this FIFO or socket: start its reader first") from error
         raise
+    with open(descriptor, "wb", buffering=0):
+        _write(descriptor, content)
 
 
 def _write(descriptor: int, content: _Pieces) -> None:
     for piece in [content] if isinstance(content, bytes) else content:
-        _write_piece(descriptor, memoryview(piece))
-
-
-def _write_piece(descriptor: int, rest: memoryview) -> None:
-    while rest:
-        try:
-            rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # a pipe that is full
-            _await_reader(descriptor)
+        rest = memoryview(piece)
+        while rest:
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:  # a pipe that is full
+                _await_reader(descriptor)
 
 
 def _await_reader(descriptor: int) -> None:
@@ -262,9 +253,9 @@ def _refuse_silence(why: str) -> NoReturn:
     raise OSError(errno.ETIMEDOUT, f"expected a whole file, but {why}: write a regular file first")
 
 
-def _kind(mode: int) -> str:
+def _refuse_kind(status: os.stat_result) -> NoReturn:
     names = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
-    return names.get(stat.S_IFMT(mode), "something else")
+    raise OSError(errno.EINVAL, f"expected a regular file, got {names.get(stat.S_IFMT(status.st_mode), 'something else')}")
 
 
 _PATIENCE_SECONDS = 5.0  # whoever holds a lock of lowtide's reads and writes a small file

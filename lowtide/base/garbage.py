@@ -16,29 +16,11 @@ _GROWTH = 2  # of all that is in memory until all is looked at: by itself the co
 _OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 
-class _Asking:
+class _Seldom:
     """Who asks for it now, in whatever thread: the last of them puts back what the first one found."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count, self._before = 0, gc.get_threshold()
-
-    def begin(self) -> None:
-        with self._lock:
-            if self._count == 0:
-                self._before = gc.get_threshold()
-                if 0 < self._before[0] < _OBJECTS:
-                    gc.set_threshold(_OBJECTS, *self._before[1:])
-            self._count += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                gc.set_threshold(*self._before)
-
-
-_ASKING = _Asking()
+    lock = threading.Lock()
+    count, before = 0, gc.get_threshold()
 
 
 @contextmanager
@@ -47,11 +29,19 @@ def collected_seldom() -> Iterator[None]:
 
     What it would find is found later. A collector that the caller has switched off stays so.
     """
-    _ASKING.begin()
+    with _Seldom.lock:
+        if _Seldom.count == 0:
+            _Seldom.before = gc.get_threshold()
+            if 0 < _Seldom.before[0] < _OBJECTS:
+                gc.set_threshold(_OBJECTS, *_Seldom.before[1:])
+        _Seldom.count += 1
     try:
         yield
     finally:
-        _ASKING.end()
+        with _Seldom.lock:
+            _Seldom.count -= 1
+            if _Seldom.count == 0:
+                gc.set_threshold(*_Seldom.before)
 
 
 class _Aside:

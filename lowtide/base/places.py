@@ -36,8 +36,8 @@ class Position:
     _holder: Callable[[], Any] = field(repr=False)
 
     @classmethod
-    def of(cls, holder: Any, name: str, text: str, line: str) -> Position:
-        """`holder` is an object, a cell, or a dictionary of names."""
+    def of(cls, holder: Any, name: str = "", text: str = "", line: str = "") -> Position:
+        """`holder` is an object, a cell (which has one name), or a dictionary of names."""
         return cls(name, text, line, referred(holder))
 
     @property

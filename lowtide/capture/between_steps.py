@@ -16,7 +16,8 @@ from lowtide.capture.optimizers.optimizer import LEAST_BYTES
 from lowtide.capture.trace import CapturedStep
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.result_specs import is_gapless
+from lowtide.ir.sizes import ITEM_BYTES, product
 
 
 def on_the_host(captured: CapturedStep) -> CapturedStep:
@@ -43,12 +44,7 @@ def _goes(value: Value, device: str) -> bool:
     nbytes = value.storage.nbytes
     if not isinstance(nbytes, int) or nbytes < LEAST_BYTES or value.storage.device != device:
         return False
-    elements = 1
-    for extent, stride in sorted(zip(value.shape, value.stride, strict=True), key=lambda pair: pair[1]):
-        if extent != 1 and stride != elements:
-            return False
-        elements *= extent
-    return value.offset == 0 and elements * ITEM_BYTES[value.dtype] == nbytes
+    return is_gapless(value.shape, value.stride) and value.offset == 0 and product(value.shape) * ITEM_BYTES[value.dtype] == nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +69,8 @@ class _Home:
 def _with_copies(graph: Graph, loaded: Mapping[Value, _Home], stored: set[Value]) -> Graph:
     home_of_storage = {value.storage: home for value, home in loaded.items()}
     new: dict[Value, Value] = {value: home.here for value, home in loaded.items()}
-    kept = {value: replace(value, name=f"{value.name}_home", storage=_on_host(value)) for value in stored}
+    homes = {value: Storage(f"{value.name}_home", value.storage.nbytes, "cpu", Kind.HOST) for value in stored}
+    kept = {value: replace(value, name=home.name, storage=home) for value, home in homes.items()}
 
     def moved(value: Value) -> Value:
         home = home_of_storage.get(value.storage)
@@ -109,10 +106,6 @@ def _saved(home: _Home, moved: Callable[[Value], Value]) -> Iterator[Node]:
     saved = replace(there, name=f"{there.name}_saved", version=there.version + 1)
     yield Node(SAVE, (now, there), (), writes=((there, saved),))
     yield Node(DROP, (now, saved), ())
-
-
-def _on_host(value: Value) -> Storage:
-    return Storage(f"{value.name}_home", value.storage.nbytes, "cpu", Kind.HOST)
 
 
 def _moved(node: Node, became: Mapping[Node, Node], moved: Callable[[Value], Value]) -> Node:

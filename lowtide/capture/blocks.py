@@ -9,6 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.capture.sizes.symbols import hint, size_of, sizes_of
 from lowtide.ir.graph import Value
+from lowtide.ir.result_specs import is_gapless
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import Size, product
 
@@ -91,14 +92,8 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 def covers(tensor: torch.Tensor) -> bool:
     """Whether a tensor is all of its storage, each byte once."""
     _, shape, stride, _, _, _ = geometry(tensor)
-    left, step = [(extent, each) for extent, each in zip(shape, stride, strict=True) if extent != 1], product(())
-    while left:
-        run = next((pair for pair in left if pair[1] == step), None)
-        if run is None:
-            return False
-        left.remove(run)
-        step = normal(step * run[0])
-    return normal(product(shape) * tensor.element_size()) == size_of(tensor.untyped_storage().nbytes())
+    whole = size_of(tensor.untyped_storage().nbytes())
+    return is_gapless(shape, stride) and normal(product(shape) * tensor.element_size()) == whole
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

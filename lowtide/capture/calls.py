@@ -40,6 +40,11 @@ def atom_of(item: Any) -> Atom | None:
     return next((Atom(kind, str(item).removeprefix("torch.")) for kind, cls in _ATOMS.items() if isinstance(item, cls)), None)
 
 
+def torchs(atom: Atom) -> Any:
+    """What an atom spells."""
+    return torch.device(atom.name) if atom.kind == "device" else getattr(torch, atom.name)
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
@@ -84,7 +89,8 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
     if overload is None or len(outputs) != 1 or outputs[0] is None:
         return ()
     out, row = outputs[0], operators.row(func)
-    if row.in_memory_of and row.collective is Collective.NONE and not _lies_plainly(out):
+    plainly = out.storage.device == "cpu" and out.stride == contiguous_stride(out.shape)
+    if row.in_memory_of and row.collective is Collective.NONE and not plainly:  # a kernel that looks at no strides is proven there alone
         return ()
     if out.dtype.startswith("complex"):  # a complex division in place takes another loop, and gives other bits
         return ()
@@ -98,11 +104,6 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
         and not value.storage.kind.caller_owned
         and not any(other.storage is value.storage for other in inputs if other is not value)
     )
-
-
-def _lies_plainly(out: Value) -> bool:
-    """Whether a kernel that looks at no strides leaves a result there: row by row, on a CPU, for which alone this is proven."""
-    return out.storage.device == "cpu" and out.stride == contiguous_stride(out.shape)
 
 
 def why_unread(name: str, follows_from: str) -> str:

@@ -39,11 +39,6 @@ _COMPLEX_OF = {"float16": "complex32", "float32": "complex64", "float64": "compl
 _QUANTISED = ": a quantised layer keeps its weights so; give the module as it was before it was quantised (in bfloat16, say)"
 
 
-def no_scalar(number: float) -> Value | None:
-    """What a number stands for where none is traced."""
-    return None
-
-
 class Draft:
     """Knows the values of tensors and numbers. `fork()` gives an independent continuation from the same point."""
 
@@ -55,7 +50,7 @@ class Draft:
         self.nodes: list[Node] = []
         self.constants: list[Any] = []  # tensors that the program closes over, generators that it draws from
         self.generators: dict[Value, torch.Generator] = {}  # those among them
-        self.scalar_of: Callable[[float], Value | None] = no_scalar
+        self.scalar_of: Callable[[float], Value | None] = lambda number: None  # what a number stands for, where one is traced
         self.read_number: Callable[[torch.Tensor], float] | None = None  # what `item()` gives, where numbers can be traced
         self.counts = BatchCounts()
         self.ends = Ends()
@@ -82,7 +77,7 @@ class Draft:
 
     def let_go(self) -> None:
         """Hold no fake any more, now that nothing more is recorded: the numbers that were traced hold this draft, and one another."""
-        self.scalar_of, self.read_number = no_scalar, None
+        self.scalar_of, self.read_number = lambda number: None, None
         self._constant_fakes.clear()
 
     # Inputs and numbers.

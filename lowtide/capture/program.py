@@ -21,7 +21,7 @@ from lowtide.base.places import Position
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.between_steps import on_the_host
 from lowtide.capture.care.failures import raised_in
-from lowtide.capture.care.followers import following
+from lowtide.capture.care.follower import following
 from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.hooks import hooks_of_parameters
 from lowtide.capture.care.leaks import LeakWatch
@@ -199,9 +199,8 @@ def _recorded_training(
     ):
         trace.recorder.scripts = Scripts()
         fake_args, fake_kwargs = trace.declare_batch(given.args, given.kwargs)
-        shadow = Shadow.of(
-            program.optimizer, trace.fakes.names, trace.fakes.parameters, trace.recorder.draft, between_steps=program.between_steps
-        )
+        fakes = trace.fakes
+        shadow = Shadow.of(program.optimizer, fakes.names, fakes.parameters, trace.recorder.draft, between_steps=program.between_steps)
         shadow = replace(shadow, single_tensor=program.single_tensor)
         if program.scaler is not None and program.scales:
             trace.scaler = ScalerTrace.of(program.scaler, trace.recorder.draft, trace.mode, given.device)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,10 +34,10 @@ from lowtide.capture.data import data_shapes as shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.reader import Reader
 from lowtide.capture.draft import CallArguments, Draft
-from lowtide.capture.effects.data import Data, NoData
+from lowtide.capture.effects.data import Data
 from lowtide.capture.formulas import eager_memory
 from lowtide.capture.formulas.autocast import calls_within
-from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED, CollectiveChain
+from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED
 from lowtide.capture.ranks.wholes import WholeTensors
 from lowtide.capture.real import not_remembered, run
 from lowtide.capture.repeats import copies
@@ -46,7 +46,7 @@ from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value, values_of, with_values
-from lowtide.ir.operators.nodes import is_collective, is_random
+from lowtide.ir.operators.nodes import begins_collective, is_collective, is_random
 from lowtide.ir.operators.row import STOP
 
 
@@ -80,6 +80,17 @@ class _Functional(NamedTuple):
     results: list[Any]  # under fake tensors
 
 
+@dataclass
+class _Chain:
+    """Nodes that keep their order, each behind the last one."""
+
+    last: Node | None = None
+
+    def next(self, node: Node) -> Node:
+        self.last = node if self.last is None else replace(node, after=(*node.after, self.last))
+        return self.last
+
+
 class Recorder(TorchDispatchMode):
     """Records what runs under it. `fork()` gives an independent continuation from the same point."""
 
@@ -88,21 +99,20 @@ class Recorder(TorchDispatchMode):
         self.draft = draft
         self.reader = reader  # of what the example holds
         self.refusals: list[LowtideError] = []  # errors that were raised from here
-        self.data: Data = NoData(draft)
+        self.data = Data(draft, {}, {}, closed=True)  # where an optimizer steps
         self.scripts: Scripts | None = None  # where gradients are wanted
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
-        self._last_random: Node | None = None
-        self._collectives, self._sums = CollectiveChain(), eager_memory.GradientSums()
+        self._draws, self._collectives, self._sums = _Chain(), _Chain(), eager_memory.GradientSums()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:
         """A recorder that continues from here and leaves this one as it is."""
         twin = Recorder(self.draft.fork(), self.reader.fork())
         twin.refusals, twin.stop = self.refusals, self.stop
-        twin._last_random, twin._before_loss = self._last_random, self._before_loss
-        twin._collectives, twin.scripts = self._collectives.fork(), self.scripts
+        twin._draws, twin._collectives = replace(self._draws), replace(self._collectives)
+        twin._before_loss, twin.scripts = self._before_loss, self.scripts
         return twin
 
     def graph(self, outputs: Iterable[Value]) -> tuple[Graph, tuple[Slot, ...]]:
@@ -387,12 +397,8 @@ class Recorder(TorchDispatchMode):
                     "a dropout with preserve_rng_state=False: its mask would not be the forward's. Remove the checkpointing: lowtide "
                     "decides what to recompute; or set the dropout to 0"
                 )
-            if self._last_random is not None:
-                node = Node(
-                    node.op, node.args, node.outputs, node.kwargs, node.writes, (self._last_random,), node.inplace, None, node.source
-                )
-            self._last_random = node
-        self.draft.nodes.append(self._collectives.next(node))
+            node = self._draws.next(node)
+        self.draft.nodes.append(self._collectives.next(node) if begins_collective(node) else node)
 
 
 def _instead_of(func: OpOverload) -> str:

@@ -59,14 +59,11 @@ def _same_arguments(one: Node, two: Node, nodes: Iterable[Node]) -> bool:
         elif (new, old) not in seen:
             seen.add((new, old))
             first, second = makers.get(new), makers.get(old)
-            if first is None or second is None or not _same_call(first, second) or _layout(new) != _layout(old):
+            if first is None or second is None or first.op != second.op or _layout(new) != _layout(old):
+                return False
+            if any(each.writes or is_random(each) or is_collective(each) for each in (first, second)):  # may give something else each time
                 return False
             if first.results.index(new) != second.results.index(old):
                 return False
             waiting.extend(((first.args, second.args), (first.kwargs, second.kwargs)))
     return True
-
-
-def _same_call(one: Node, two: Node) -> bool:
-    """Whether two nodes are calls of one operator that gives the same for the same."""
-    return one.op == two.op and not one.writes and not two.writes and not is_random(one) and not is_collective(one)

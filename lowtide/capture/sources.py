@@ -11,7 +11,8 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -92,7 +93,7 @@ def users_line() -> str:
     if _followed and torch._C._current_autograd_node() is not None and (source := _followed[-1].current()) is not None:
         return f"{source.file}:{source.line}"
     frame = sys._getframe(1)
-    return lines_text(_until_the_capture(frame)) or lines_text(_frames(frame)) or "an unknown line"
+    return lines_text(_until_the_capture(frame)) or lines_text(_lines(walk_stack(frame))) or "an unknown line"
 
 
 def users_code() -> str:
@@ -107,7 +108,7 @@ def users_code() -> str:
     return f"`{text}`" if first == last and 0 < len(text) <= _LONGEST_CODE else ""
 
 
-def asker(frame: FrameType | None) -> str:
+def asker(frame: FrameType) -> str:
     """The file of whoever calls Python's own library there; "" for torch, lowtide, and what happens while a module is imported."""
     files = [file for file, _ in _until_the_capture(frame)]
     first = next((each for each in files if each.startswith((*_OWN_FOLDERS, *_TYPED_IN)) or not _is_below(each)), _OWN_FOLDERS[0])
@@ -116,13 +117,13 @@ def asker(frame: FrameType | None) -> str:
 
 def is_asked_by_user() -> bool:
     """Whether the number of a symbolic size is wanted by the user's own code, not by torch's."""
-    above = (file for file, _ in _frames(sys._getframe(1)) if not file.startswith((_OWN_FOLDERS[1], *_SIZES_OF_TORCH)))
+    above = (file for file, _ in _lines(walk_stack(sys._getframe(1))) if not file.startswith((_OWN_FOLDERS[1], *_SIZES_OF_TORCH)))
     return not _is_below(next(above, ""))
 
 
 def line_of(error: BaseException) -> str:
     """The lines of the user's that an error came through; "" where it came through none."""
-    return lines_text(reversed(list(_traced(error.__traceback__))))
+    return lines_text(reversed([*_lines(walk_tb(error.__traceback__))]))
 
 
 def lines_text(lines: Iterable[Line]) -> str:
@@ -139,24 +140,13 @@ def lines_text(lines: Iterable[Line]) -> str:
     return text if outermost == innermost else f"{text}, called at {outermost[0]}:{outermost[1]}"
 
 
-def _frames(frame: FrameType | None) -> Iterator[Line]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[Line]:
+    return ((frame.f_code.co_filename, line) for frame, line in frames)
 
 
-def _until_the_capture(frame: FrameType | None) -> Iterator[Line]:
-    """The frames of the program: up to the file that calls it."""
-    for line in _frames(frame):
-        if line[0] == _CALLS_THE_USER:
-            return
-        yield line
-
-
-def _traced(traceback: TracebackType | None) -> Iterator[Line]:
-    while traceback is not None:
-        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        traceback = traceback.tb_next
+def _until_the_capture(frame: FrameType) -> Iterator[Line]:
+    """The lines of the program: up to the file that calls it."""
+    return itertools.takewhile(lambda line: line[0] != _CALLS_THE_USER, _lines(walk_stack(frame)))
 
 
 @functools.cache

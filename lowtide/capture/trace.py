@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.base.places import NOTHING, Beside, Position
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
-from lowtide.capture.care.followers import put_beside
+from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.gradients import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.hooks import watched_hooks
@@ -72,17 +72,14 @@ def _apply(module: Any, convert: Callable[[torch.Tensor], torch.Tensor], recurse
     for child in module.children() if recurse else ():
         child._apply(convert)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        if tensor is not None and _converted(tensor, convert) is not tensor:
+        with torch.no_grad():
+            changes = tensor is not None and convert(tensor) is not tensor
+        if changes:
             raise CaptureError(
                 f"{name} of a {type(module).__name__} is converted while the program runs, at {users_line()}: a captured step leaves "
                 "dtype and device of parameters as they are; convert the model before it is optimized"
             )
     return module
-
-
-def _converted(tensor: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    with torch.no_grad():
-        return convert(tensor)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ def compile_command(
     """
     # These import torch, which takes seconds: other commands do without it.
     from lowtide.api.optimize import optimize
+    from lowtide.capture.batches import positional_and_keyword
     from lowtide.cli.workload import builder, users_code
 
     try:
@@ -36,7 +37,7 @@ def compile_command(
             _check_infers(work, spec)
             with users_code(spec):
                 step = optimize(work.model, work.batch, exact=False)
-            args, kwargs = _arguments(work)
+            args, kwargs = positional_and_keyword(work.batch)
             verification = step.verify(*args, **kwargs)
             step.save_frozen(out, *args, **kwargs)
         figures = _figures(out, work) | {"deviation": verification.worst.from_eager, "eagers_own": verification.worst.eagers_own}
@@ -57,17 +58,12 @@ def _check_infers(work: Workload, spec: str) -> None:
         refuse(f"{spec}: expected a model in eval mode, got one in training mode: return model.eval()")
 
 
-def _arguments(work: Workload) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    from lowtide.capture.batches import positional_and_keyword
-
-    return positional_and_keyword(work.batch)
-
-
 def _figures(out: Path, work: Workload) -> dict[str, Any]:
     """Of the file as it reads: that it does, and that it runs on the batch, is seen here."""
     from lowtide.api.load import load_frozen
+    from lowtide.capture.batches import positional_and_keyword
 
-    args, kwargs = _arguments(work)
+    args, kwargs = positional_and_keyword(work.batch)
     loaded = load_frozen(out)
     loaded(*args, **kwargs)
     return {"file_bytes": out.stat().st_size, "held_bytes": loaded.held_bytes}

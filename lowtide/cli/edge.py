@@ -17,6 +17,7 @@ from lowtide.api.edge import plan_edge
 from lowtide.base.files import write_whole
 from lowtide.base.messages import bytes_text, time_text
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_answer
+from lowtide.cli.solvers import facts_table
 from lowtide.edge.output import to_header, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.errors import BudgetError, FormatError, LowtideError
@@ -29,7 +30,6 @@ _SHOWN = 8  # blocks of the fullest step
 _NAME_LENGTH = 60  # characters
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_NUMBER = r"\d+(?:\.\d+)?"
 
 
 def parse_memory(text: str, option: str = "--memory") -> Space:
@@ -45,36 +45,33 @@ def parse_memory(text: str, option: str = "--memory") -> Space:
 
 def parse_size(where: str, text: str) -> int:
     """Bytes: `512KiB`, `8MiB`, `1000B`, `64kB`, or a number alone."""
-    match = re.fullmatch(rf"({_NUMBER})\s*(?:([kKMG]?)(i?)B?)", text)
-    if match is None:
-        raise FormatError(f"{where}: expected a size such as 512KiB, got {text!r}")
-    number, unit, binary = match.groups()
+    number, unit, binary = _parsed(where, text, r"\s*([kKMG]?)(i?)B?", "a size such as 512KiB")
     return int(Fraction(number) * (_BINARY if binary else _DECIMAL)[unit.lower()])
 
 
 def parse_rate(where: str, text: str) -> float:
     """Bytes a second: `2GB/s`, `100MB/s`, `0.1GB/s`, `1GiB/s`."""
-    match = re.fullmatch(rf"({_NUMBER})\s*([kKMG]?)(i?)B/s", text)
-    if match is None:
-        raise FormatError(f"{where}: expected a rate such as 2GB/s, got {text!r}")
-    number, unit, binary = match.groups()
+    number, unit, binary = _parsed(where, text, r"\s*([kKMG]?)(i?)B/s", "a rate such as 2GB/s")
     return float(number) * (_BINARY if binary else _DECIMAL)[unit.lower()]
 
 
-def parse_share(where: str, text: str) -> float:
+def parse_share(text: str) -> float:
     """A share of a whole: `10%`, `0.1`."""
-    match = re.fullmatch(rf"({_NUMBER})(%?)", text)
-    if match is None:
-        raise FormatError(f"{where}: expected a share such as 10%, got {text!r}")
-    return float(match[1]) / (100 if match[2] else 1)
+    number, percent = _parsed("--extra-macs", text, "(%?)", "a share such as 10%")
+    return float(number) / (100 if percent else 1)
 
 
-def parse_count(where: str, text: str) -> float:
+def parse_count(text: str) -> float:
     """Multiplications a second: `1G`, `400M`, or a number alone."""
-    match = re.fullmatch(rf"({_NUMBER})([kKMG]?)", text)
-    if match is None:
-        raise FormatError(f"{where}: expected a number such as 1G, got {text!r}")
-    return float(match[1]) * _DECIMAL[match[2].lower()]
+    number, unit = _parsed("--macs-per-s", text, "([kKMG]?)", "a number such as 1G")
+    return float(number) * _DECIMAL[unit.lower()]
+
+
+def _parsed(where: str, text: str, unit: str, expected: str) -> tuple[str, ...]:
+    """A number and what stands behind it, the groups of a pattern. Raises FormatError."""
+    if (match := re.fullmatch(rf"(\d+(?:\.\d+)?){unit}", text)) is None:
+        raise FormatError(f"{where}: expected {expected}, got {text!r}")
+    return match.groups()
 
 
 def edge_command(
@@ -119,7 +116,7 @@ def edge_command(
             model,
             memories,
             dma=dma,
-            macs_per_s=None if macs_per_s is None else parse_count("--macs-per-s", macs_per_s),
+            macs_per_s=None if macs_per_s is None else parse_count(macs_per_s),
             constants_bytes_per_s=None if flash is None else parse_rate("--flash", flash),
             constants=None if constants is None else replace(parse_memory(constants, "--constants"), align_bytes=align),
             least=least,
@@ -127,7 +124,7 @@ def edge_command(
             sizes=dict(_axis(text) for text in size or ()),
             views=cast("Views", views),
             cut=cut,
-            extra_macs=None if extra_macs == "least" else parse_share("--extra-macs", extra_macs),
+            extra_macs=None if extra_macs == "least" else parse_share(extra_macs),
             inputs_outside=inputs_outside,
         )
         if json_out == STANDARD_OUTPUT:
@@ -160,7 +157,6 @@ def show(console: Console, plan: EdgePlan) -> None:
 
 
 def _facts(plan: EdgePlan) -> Table:
-    table = Table(show_header=False)
     unit = time_text(plan.bound / 1e6) if plan.least is None else exact_bytes(plan.bound)
     rows = {
         "network": printable(plan.graph.name),
@@ -173,9 +169,7 @@ def _facts(plan: EdgePlan) -> Table:
         "cuts": f"{len(plan.cuts)}, {plan.extra_macs:.1%} of multiplications done again",
         "moves": f"{len(plan.moves):,}, {bytes_text(sum(plan.blocks[move.block].size_bytes for move in plan.moves))}",
     }
-    for label, value in rows.items():
-        table.add_row(label, Text(value))
-    return table
+    return facts_table(rows)
 
 
 def _spaces(plan: EdgePlan) -> Table:

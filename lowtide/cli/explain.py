@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
 from lowtide.errors import LowtideError
 from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
 
@@ -69,20 +69,16 @@ def explain_command(
 
 
 def _show(explanation: Explanation) -> None:
-    console = Console()
-    console.print(explanation.headline, highlight=False, markup=False, soft_wrap=True)
-    console.print(snapshot_line(explanation.peak), highlight=False, markup=False, soft_wrap=True)
-    console.print(_tensors(explanation.peak))
-    for line in explanation.part_lines():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(explanation.headline, snapshot_line(explanation.peak))
+    Console().print(_tensors(explanation.peak))
+    say(*explanation.part_lines())
     table = Table("what would help", "peak", "", "time", "lowtide.optimize(...)")
     for column in table.columns:
         column.overflow = "fold"
     for row in explanation.remedy_rows():
         table.add_row(*map(escape, row))
-    console.print(table)
-    for line in explanation.foot_lines():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    Console().print(table)
+    say(*explanation.foot_lines())
 
 
 def _tensors(peak: Snapshot) -> Table:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
@@ -79,11 +79,9 @@ def _called(model: str) -> str:
 
 
 def _show(title: str, answer: Needs) -> None:
-    console = Console()
-    for line in (title, answer.headline, answer.kinds):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(title, answer.headline, answer.kinds)
     table = Table("card", "memory", "usable", "", "a step")
     for row in answer.rows():
         table.add_row(*map(escape, row))
-    console.print(table)
-    console.print(answer.assumed, highlight=False, markup=False, soft_wrap=True)
+    Console().print(table)
+    say(answer.assumed)

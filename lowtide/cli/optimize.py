@@ -10,13 +10,12 @@ import typer
 from rich.console import Console
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
     from lowtide.api.compare import Comparison
     from lowtide.api.step import Step
-    from lowtide.cost.device import Device
     from lowtide.planning.request import MemoryLimits
 
 
@@ -54,15 +53,25 @@ def optimize_command(
 ) -> None:
     """Capture a training step, order it for the least peak, and show what that gains."""
     # These import torch, which takes seconds: other commands do without it.
+    from lowtide.api.arguments import check_kernels
     from lowtide.api.compare import compare
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Planning, Run, Shapes
     from lowtide.cli.workload import builder, dynamic_of, users_code
+    from lowtide.cost.presets import preset
 
     limits = memory_limits(memory)
-    _check_limits(limits, latency, effort)
-    machine = _machine(device, simulate)
-    _check_kernels(kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
+    if simulate != (device is not None):
+        refuse("--device and --simulate: expected both, to plan for another machine, or neither")
+    try:
+        _check_limits(limits, latency, effort)
+        machine = None if device is None else preset(device, "--device")
+    except ValueError as error:
+        refuse(error)
+    try:
+        check_kernels(Run(kernels=kernels).kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
+    except ValueError as error:
+        refuse(f"--{error}")
     shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, device=on, simulate=machine)
     try:
         run = Run(kernels=kernels, arena="always" if arena else "never", swap=swap, state=state)
@@ -83,7 +92,6 @@ def optimize_command(
                     planning=planning,
                     run=run,
                 )
-            with users_code(spec):
                 compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:
             step.plan.save(save)
@@ -100,45 +108,17 @@ def optimize_command(
 def _check_limits(memory: MemoryLimits, latency: float | None, effort: str) -> None:
     from lowtide.planning.request import Effort, Limit, checked_latency
 
-    try:
-        Effort.of(effort)
-        checked_latency(latency)
-        if Limit.of(memory).memory is not None and latency is not None:
-            refuse("--memory and --latency: expected one limit or none, got both")
-    except ValueError as error:
-        refuse(error)
-
-
-def _check_kernels(kernels: str, exact: bool, *, varies: bool, tries: bool) -> None:
-    from lowtide.api.arguments import check_kernels
-    from lowtide.api.options import Run
-
-    try:
-        check_kernels(Run(kernels=kernels).kernels, exact, varies=varies, tries=tries)
-    except ValueError as error:
-        refuse(f"--{error}")
-
-
-def _machine(device: str | None, simulate: bool) -> Device | None:
-    from lowtide.cost.presets import preset
-
-    if simulate != (device is not None):
-        refuse("--device and --simulate: expected both, to plan for another machine, or neither")
-    try:
-        return None if device is None else preset(device, "--device")
-    except ValueError as error:
-        refuse(error)
+    Effort.of(effort)
+    checked_latency(latency)
+    if Limit.of(memory).memory is not None and latency is not None:
+        refuse("--memory and --latency: expected one limit or none, got both")
 
 
 def _show(step: Step, compared: Comparison | None) -> None:
-    console = Console()
-    console.print(str(step.plan), highlight=False, markup=False, soft_wrap=True)
-    for line in step.ranges:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if compared is not None:
-        console.print(str(compared), highlight=False)
-    if compared is not None and step.arena is not None:
-        console.print(str(step.arena), highlight=False)
+    say(step.plan, *step.ranges)
+    for each in () if compared is None else (compared, step.arena):
+        if each is not None:
+            Console().print(str(each), highlight=False)
 
 
 def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:

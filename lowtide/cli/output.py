@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from rich.console import Console
 
 from lowtide.base.files import check_writable, write_whole
 from lowtide.cli.exit import CLOSED_PIPE, REFUSED, output_is_closed
@@ -93,6 +94,12 @@ def _descriptors_aside() -> Iterator[None]:
     finally:
         os.dup2(saved, 1)
         os.close(saved)
+
+
+def say(*lines: object) -> None:
+    """Lines as they are, on standard output: nothing in them is markup, and long ones are the terminal's to break."""
+    for line in lines:
+        Console().print(str(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def memory_limits(text: str | None) -> str | dict[str, int | str] | None:

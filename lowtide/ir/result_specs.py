@@ -1,4 +1,4 @@
-"""What an operator makes: the looks of its results, as a real run left them, compared with what a graph says."""
+"""What an operator makes: the looks of its results, as a real run left them, compared with what a graph says; and how tensors lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.shapes.polynomial import normal
+from lowtide.ir.sizes import ITEM_BYTES, Size, product
 
 _DTYPES = ITEM_BYTES.keys() - {"scalar"}
 _DEVICE = re.compile(r"\w+(:\d{1,9})?", re.ASCII)
@@ -61,6 +62,18 @@ def same_strides(shape: Sequence[int], one: Sequence[int], two: Sequence[int]) -
     if any(extent != 1 and mine != theirs for extent, mine, theirs in zip(shape, one, two, strict=True)):
         return False
     return len(shape) not in (4, 5) or _channels_last(shape, one) == _channels_last(shape, two)
+
+
+def is_gapless(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Whether elements lie one behind the other, each once, in whatever order of the dimensions."""
+    left, step = [(extent, each) for extent, each in zip(shape, stride, strict=True) if extent != 1], product(())
+    while left:
+        run = next((pair for pair in left if pair[1] == step), None)
+        if run is None:
+            return False
+        left.remove(run)
+        step = normal(step * run[0])
+    return True
 
 
 def _channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -43,13 +43,13 @@ def open_with(opener: Opener) -> Opener:
     return opener
 
 
-def flatten(tree: Any, where: str = "") -> tuple[list[Leaf], Rebuild]:
+def flatten(tree: Any) -> tuple[list[Leaf], Rebuild]:
     """The leaves of a nested structure, and a function that puts other leaves in their places.
 
     A mapping that is also a dataclass (the outputs of transformers) is rebuilt from its keys, so that both of its faces agree.
     Raises CaptureError for a structure that holds itself.
     """
-    return _flatten(tree, where, frozenset())
+    return _flatten(tree, "", frozenset())
 
 
 def unflatten(rebuild: Rebuild, leaves: Iterable[Any]) -> Any:

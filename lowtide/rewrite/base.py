@@ -15,6 +15,7 @@ import sympy
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.result_specs import is_gapless
 from lowtide.ir.shapes.evaluate import size_at
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
@@ -48,9 +49,6 @@ def following(node: Node, forward: Forward) -> Node:
         return node
     after = tuple(new for before in node.after for new in forward.get(before, (before,)))
     return replace(node, after=after)
-
-
-_FORWARD = (Kind.ACTIVATION,)
 
 
 class Uses:
@@ -152,7 +150,7 @@ class Uses:
 
 def is_backward(node: Node) -> bool:
     """Whether a node is of the backward pass, or later."""
-    return any(value.storage.kind not in _FORWARD for value in node.results)
+    return any(value.storage.kind is not Kind.ACTIVATION for value in node.results)
 
 
 def layout(value: Value) -> tuple[object, ...]:
@@ -162,14 +160,7 @@ def layout(value: Value) -> tuple[object, ...]:
 
 def is_dense(value: Value) -> bool:
     """Whether a value is all of its memory, each element once, in whatever order."""
-    left = [(step, count) for count, step in zip(value.shape, value.stride, strict=True) if count != 1]
-    expected: Size = 1
-    while left:
-        place = next((place for place, (step, _) in enumerate(left) if step == expected), None)
-        if place is None:
-            return False
-        expected = normal(expected * left.pop(place)[1])
-    return _is_there(value)
+    return _is_there(value) and is_gapless(value.shape, value.stride)
 
 
 def is_row_by_row(value: Value) -> bool:

@@ -31,8 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value
+from lowtide.errors import of_kind
+from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value, arguments
 from lowtide.ir.operators.nodes import CONVERTS, HOLDS, is_view, made_within, refused_beyond
 from lowtide.ir.operators.shapes import Bounds
 from lowtide.ir.shapes.polynomial import normal
@@ -102,21 +104,16 @@ def _unseen(uses: Uses, value: Value, readers: Collection[Node]) -> list[Node]:
 
 def _with(node: Node, swapped: dict[Value, Value]) -> Node:
     """A node that reads other values in the place of some."""
-
-    def arg(given: Arg) -> Arg:
-        return tuple(map(arg, given)) if isinstance(given, tuple) else swapped.get(given, given) if isinstance(given, Value) else given
-
-    kwargs = tuple((name, arg(given)) for name, given in node.kwargs)
     inplace = tuple((swapped.get(value, value), form) for value, form in node.inplace)
-    return replace(node, args=tuple(map(arg, node.args)), kwargs=kwargs, inplace=inplace)
+    return replace(node, **arguments(node, lambda value: swapped.get(value, value)), inplace=inplace)
 
 
-_THRESHOLD_BACKWARD = "aten.threshold_backward.default"
+_THRESHOLD = "aten.threshold_backward.default"
 
 
 def rectified_as_bits(uses: Uses) -> Iterator[Match]:
     """threshold_backward(g, y, 0) -> masked(g, pack_positive(y)), where the backward pass reads y for nothing else."""
-    for node in uses.nodes_of(_THRESHOLD_BACKWARD):
+    for node in uses.nodes_of(_THRESHOLD):
         gradient, y, result = node.args[0], node.args[1], node.outputs[0]
         if node.args[2] != 0 or not isinstance(y, Value) or not isinstance(gradient, Value) or result is None:
             continue
@@ -134,17 +131,13 @@ def masks_as_bits(uses: Uses) -> Iterator[Match]:
     """f(g, mask) in the backward pass -> f(g, unpack_bits(pack_bits(mask)))."""
     for mask in [value for value in uses.makers if value.dtype == "bool"]:
         if readers := readers_of_packed(uses, mask):
-            yield _flag_place(uses, mask, readers)
+            bits = _bits(uses, mask)
+            packed = Node("lowtide.pack_bits.default", (mask,), (bits,), source=uses.makers[mask].source)
+            yield held_as(uses, mask, packed, partial(_unpacked, bits, mask), readers)
 
 
-def _flag_place(uses: Uses, mask: Value, readers: list[Node]) -> Match:
-    maker, bits = uses.makers[mask], _bits(uses, mask)
-
-    def unpacked(again: Value) -> Node:
-        return Node("lowtide.unpack_bits.default", (bits, mask.shape, mask.stride), (again,))
-
-    packed = Node("lowtide.pack_bits.default", (mask,), (bits,), source=maker.source)
-    return held_as(uses, mask, packed, unpacked, readers)
+def _unpacked(bits: Value, mask: Value, again: Value) -> Node:
+    return Node("lowtide.unpack_bits.default", (bits, mask.shape, mask.stride), (again,))
 
 
 def _bits(uses: Uses, value: Value) -> Value:
@@ -168,8 +161,7 @@ def _index_place(uses: Uses, value: Value, readers: list[Node]) -> Match | None:
     if maker.op == CONVERTS and (given := _batch(uses, maker)) is not None:
         return held_as(uses, value, given, lambda again: replace(maker, outputs=(again,), after=()), readers)
     bounds = _bounds(uses, value)
-    dtype = None if bounds is None else _smallest(bounds)
-    if dtype is None:
+    if bounds is None or (dtype := _smallest(bounds)) is None:
         return None
     small = uses.fresh_like(value, f"{value.name}_{dtype}", dtype)
     return held_as(uses, value, _converted(value, small), lambda again: _converted(small, again), readers)
@@ -221,37 +213,32 @@ def _after(first: Node, node: Node) -> tuple[Node, ...]:
 
 
 _POOL, _BACKWARD = "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default"
-_THRESHOLD = "aten.threshold_backward.default"
 _OWN = "lowtide.max_pool2d_backward.default"
-_HOLDS = (("uint8", 2**8), ("int16", 2**15), ("int32", 2**31))
 
 
 def threshold_before_pooling(uses: Uses) -> Iterator[Match]:
     """threshold_backward(pool_backward(g, x, i), x, 0) -> pool_backward(threshold_backward(g, pool(x), 0), x, i)."""
     for threshold in uses.nodes_of(_THRESHOLD):
         backward = uses.maker(threshold.args[0], _BACKWARD)
-        if backward is None or threshold.args[1] is not backward.args[1] or len(uses.readers[_made(backward).storage]) != 1:
+        if backward is None or threshold.args[1] is not backward.args[1]:
+            continue
+        spread, threshold_result = backward.results[0], threshold.results[0]
+        if len(uses.readers[spread.storage]) != 1 or spread in uses.graph.outputs or layout(threshold_result) != layout(spread):
             continue
         pool, gradient, x = uses.maker(backward.args[7], _POOL), backward.args[0], backward.args[1]
         if pool is None or pool.args[0] is not x or _same(pool, backward) is None or not isinstance(gradient, Value):
             continue
-        pooled, threshold_result, spread = pool.outputs[0], _made(threshold), _made(backward)
-        if (
-            pooled is None
-            or layout(pooled) != layout(gradient)
-            or layout(threshold_result) != layout(spread)
-            or _made(backward) in uses.graph.outputs
-        ):
+        pooled = pool.outputs[0]
+        if pooled is None or layout(pooled) != layout(gradient):
             continue
         let_through = uses.fresh(threshold_result, f"{threshold_result.name}_pooled", threshold_result.dtype, pooled.shape)
         if layout(let_through) != layout(gradient):
             continue
-        early = replace(
-            threshold, args=(gradient, pooled, *threshold.args[2:]), outputs=(let_through,), inplace=_taking(threshold, gradient)
-        )
+        taken = tuple((gradient, form) for value, form in threshold.inplace if value is spread)  # as that of the spread one might have been
+        early = replace(threshold, args=(gradient, pooled, *threshold.args[2:]), outputs=(let_through,), inplace=taken)
         late = replace(backward, args=(let_through, *backward.args[1:]), outputs=(threshold_result,))
-        assert isinstance(x, Value)
-        yield Match({backward: (), threshold: (early, late)}, x.storage, x.storage)  # it is read for its shape, still
+        shaped = of_kind(Value, x).storage  # it is read for its shape, still
+        yield Match({backward: (), threshold: (early, late)}, shaped, shaped)
 
 
 def places_in_windows(uses: Uses) -> Iterator[Match]:
@@ -264,10 +251,9 @@ def places_in_windows(uses: Uses) -> Iterator[Match]:
             continue
         if len(uses.readers[indices.storage]) != 1 or not uses.is_forward(indices):
             continue
-        if not all(map(is_row_by_row, (gradient, x, indices, _made(backward)))):
+        if not all(map(is_row_by_row, (gradient, x, indices, backward.results[0]))):
             continue
-        dtype = _dtype(uses, x, window)
-        if dtype is not None:
+        if (dtype := _dtype(uses, x, window)) is not None:
             places = uses.fresh(indices, f"{indices.name}_places", dtype, indices.shape)
             args = (indices, x.shape[-2:], window[1], window[2], Atom("dtype", dtype))
             packed = Node("lowtide.pool_places.default", args, (places,), source=backward.source)
@@ -279,17 +265,9 @@ def places_in_windows(uses: Uses) -> Iterator[Match]:
 
 def _dtype(uses: Uses, x: Value, window: tuple[Arg, ...]) -> str | None:
     """The smallest that holds every place in a window; None where none of 4 bytes does."""
-    kernel, _, _, dilation, _ = window
-    assert isinstance(kernel, tuple)
-    assert isinstance(dilation, tuple)
+    kernel, dilation = of_kind(tuple, window[0]), of_kind(tuple, window[3])
     reach = uses.at_most(dilation[0] * (kernel[0] - 1) * x.shape[-1] + dilation[1] * (kernel[1] - 1))
-    return next((name for name, count in _HOLDS if reach < count), None)
-
-
-def _made(node: Node) -> Value:
-    result = node.outputs[0]
-    assert result is not None, "nothing else reads it"
-    return result
+    return _smallest((0, reach))
 
 
 def _same(pool: Node, backward: Node) -> tuple[Arg, ...] | None:
@@ -310,11 +288,6 @@ def _two(number: Arg) -> tuple[Arg, ...]:
     return numbers * 2 if len(numbers) == 1 else numbers
 
 
-def _taking(threshold: Node, gradient: Value) -> tuple[tuple[Value, str], ...]:
-    """The gradient's memory may be taken, as that of the spread one might have been."""
-    return tuple((gradient, form) for value, form in threshold.inplace if value is threshold.args[0])
-
-
 _DRAWN, _TIMES = "aten.bernoulli.p", "aten.mul.Tensor"
 _DIVIDED = ("aten.div.Scalar", "aten.div.Tensor")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -329,8 +302,7 @@ def dropout_as_bits(uses: Uses) -> Iterator[Match]:
 
 
 def _place(uses: Uses, drawn: Node, divided: Node) -> Iterator[Match]:
-    flags, mask = drawn.outputs[0], divided.outputs[0]
-    assert flags is not None
+    flags, mask = drawn.results[0], divided.outputs[0]
     if mask is None or not uses.is_forward(mask) or not is_dense(mask) or mask.dtype not in _FLOATS or layout(mask) != layout(flags):
         return
     readers, keep = uses.readers[mask.storage], divided.args[1]
@@ -340,8 +312,7 @@ def _place(uses: Uses, drawn: Node, divided: Node) -> Iterator[Match]:
     packed = Node("lowtide.pack_bits.default", (flags,), (bits,), source=divided.source)
     instead: dict[Node, tuple[Node, ...]] = {divided: (packed,)}
     for node in readers:
-        x = node.args[0] if node.args[1] is mask else node.args[1]
-        assert isinstance(x, Value)
+        x = of_kind(Value, node.args[0] if node.args[1] is mask else node.args[1])
         instead[node] = (taking(node, "lowtide.masked_mul.default", (x, bits, keep), {x: "lowtide.masked_mul.out"}),)
     yield Match(instead, mask.storage, bits.storage)
 

@@ -77,20 +77,13 @@ def _made_of(arg: Arg, makers: Mapping[Value, Node]) -> Hashable:
 
 
 def _apart(node: Node, taken: set[str]) -> tuple[Node, Node]:
-    whole = node.results[0]
-    name = next(name for name in _names(f"{whole.name}_begun") if name not in taken)
+    whole, name = node.results[0], f"{node.results[0].name}_begun"
+    while name in taken:
+        name += "_"
     taken.add(name)
     begun = replace(whole, name=name, storage=Storage(name, whole.storage.nbytes, whole.storage.device, whole.storage.kind))
     begin = replace(node, op=GATHER, outputs=(begun,))
     return begin, replace(node, op=WAIT_APART, args=(begun, node.args[0]), after=(), inplace=((begun, WAIT_APART),))
-
-
-def _names(name: str) -> Iterator[str]:
-    yield name
-    number = 1
-    while True:
-        number += 1
-        yield f"{name}{number}"
 
 
 class _Instead:

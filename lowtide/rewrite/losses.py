@@ -33,6 +33,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.table import forms_of
 from lowtide.ir.sizes import ITEM_BYTES, contiguous_stride, product
@@ -140,13 +141,11 @@ def _key(node: Node, loss: _Loss) -> tuple[Arg, ...]:
 
 def _forward(node: Node, loss: _Loss, counts: dict[tuple[Arg, ...], Value]) -> Iterator[Node]:
     """The loss as a sum that is divided; what it is divided by, if it has to be counted."""
-    result = node.outputs[0]
-    assert result is not None
+    result = node.results[0]
     total = _like(result, f"{result.name}_sum")
     outputs = (total, *(None for _ in node.outputs[1:]))
     if loss.ignored is None:
-        scores = node.args[0]
-        assert isinstance(scores, Value)
+        scores = of_kind(Value, node.args[0])
         divide = Node("aten.div.Scalar", (total, prod(map(int, scores.shape))), (result,), source=node.source)
     else:
         if _key(node, loss) not in counts:
@@ -161,8 +160,7 @@ def _forward(node: Node, loss: _Loss, counts: dict[tuple[Arg, ...], Value]) -> I
 def _counting(node: Node, loss: _Loss, result: Value) -> Iterator[Node]:
     """How many labels count, as a number of the loss's type."""
     assert loss.ignored is not None
-    labels = node.args[1]
-    assert isinstance(labels, Value)
+    labels = of_kind(Value, node.args[1])
     storage = Storage(f"{result.name}_counts", prod(map(int, labels.shape)), labels.storage.device, result.storage.kind)
     flags = Value(storage.name, storage, "bool", labels.shape, labels.stride)
     yield Node("aten.ne.Scalar", (labels, node.args[loss.ignored]), (flags,), source=node.source)
@@ -172,9 +170,7 @@ def _counting(node: Node, loss: _Loss, result: Value) -> Iterator[Node]:
 
 def _backward(node: Node, loss: _Loss, count: Value | None) -> Iterator[Node]:
     """The gradient of a sum, given a share of what the mean was given."""
-    given, scores = node.args[0], node.args[1]
-    assert isinstance(given, Value)
-    assert isinstance(scores, Value)
+    given, scores = of_kind(Value, node.args[0]), of_kind(Value, node.args[1])
     share = _like(given, f"{node.results[0].name}_share")
     by = prod(map(int, scores.shape)) if count is None else count
     yield Node("aten.div.Scalar" if count is None else "aten.div.Tensor", (given, by), (share,), source=node.source)
@@ -234,9 +230,7 @@ def can_add_rows(maker: Node) -> bool:
 
 def rows_of(maker: Node, name: str) -> tuple[Node, Node]:
     """The views of a gradient's rows, and of the numbers of the rows of the table that they belong to."""
-    gradient, indices = maker.args[:2]
-    assert isinstance(gradient, Value)
-    assert isinstance(indices, Value)
+    gradient, indices = of_kind(Value, maker.args[0]), of_kind(Value, maker.args[1])
     count, width = product(indices.shape), gradient.shape[-1]
     flat = replace(indices, name=f"{name}_indices", shape=(count,), stride=(1,))
     rows = replace(gradient, name=f"{name}_rows", shape=(count, width), stride=(width, 1))
@@ -256,8 +250,7 @@ def _added(maker: Node, node: Node, other: Value) -> tuple[Node, ...]:
 
 def _numbers(table: Value, name: str) -> Node:
     """What makes the numbers of a table's rows, one after another."""
-    count = table.shape[0]
-    assert isinstance(count, int)
+    count = of_kind(int, table.shape[0])
     dtype = "int32" if count <= 2**31 else "int64"
     storage = Storage(f"{name}_numbers", count * ITEM_BYTES[dtype], table.storage.device, Kind.ACTIVATION)
     layout = (("dtype", Atom("dtype", dtype)), ("device", Atom("device", storage.device)))

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Graph, Node, Value
 from lowtide.ir.operators.row import CLONE
 from lowtide.ir.operators.table import ROWS, row_of
@@ -42,8 +43,7 @@ def _pieces(node: Node) -> tuple[Node, ...]:
 
 
 def _piece(node: Node, position: int, mask: Arg, group: tuple[int, ...]) -> Node:
-    assert isinstance(mask, tuple)
-    chosen = tuple(bool(flag) and index in group for index, flag in enumerate(mask))
+    chosen = tuple(bool(flag) and index in group for index, flag in enumerate(of_kind(tuple, mask)))
     args = (*node.args[:position], chosen, *node.args[position + 1 :])
     outputs = tuple(output if index in group else None for index, output in enumerate(node.outputs))
     return replace(node, args=args, outputs=outputs)

@@ -98,6 +98,7 @@ def _apart(places: Iterable[Match]) -> Iterator[Match]:
             yield place
 
 
+_Key: TypeAlias = "tuple[str, str]"  # a rule, and the storage that was held where it fitted
 TimesOf: TypeAlias = Callable[[Sequence[Node], Sequence[Node]], Sequence[float]]  # microseconds of nodes, among those of their graph
 
 
@@ -111,6 +112,11 @@ class AppliedRule:
     beside: tuple[Storage, ...]  # what was held with it
     until: frozenset[str]  # what the nodes make, by name, for which it was held
     cost_us: float
+
+    @property
+    def key(self) -> _Key:
+        """What tells it from others, at other points of a graph's dimensions, too."""
+        return self.rule, self.storage.name
 
     def at(self, number: Callable[[Size], int]) -> AppliedRule:
         """The same at a point, where sizes are these numbers."""
@@ -179,23 +185,19 @@ def _product_key(node: Node) -> tuple[object, ...]:
 
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
     """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
-    rewriting = rewritten_with(
-        graph, {(applied_rule.rule, applied_rule.storage.name): applied_rule.cost_us for applied_rule in at_point.applied_rules}
-    )
+    rewriting = rewritten_with(graph, {each.key: each.cost_us for each in at_point.applied_rules})
     return rewriting if len(rewriting.applied_rules) == len(at_point.applied_rules) else None
 
 
-def rewritten_with(graph: Graph, cost_us: Mapping[tuple[str, str], float]) -> Rewriting:
+def rewritten_with(graph: Graph, cost_us: Mapping[_Key, float]) -> Rewriting:
     """The graph rewritten by these rules at these places, by the storages that were held there, with what each costs."""
     return _of(_rewritten_at(graph, cost_us), cost_us)
 
 
 def cost_of_applied(applied_rules: Sequence[AppliedRule], elsewhere: Iterable[Rewriting]) -> float:
     """What the same rules cost where a graph was rewritten at another point, in microseconds; without end where one was not there."""
-    cost_us = {
-        (applied_rule.rule, applied_rule.storage.name): applied_rule.cost_us for each in elsewhere for applied_rule in each.applied_rules
-    }
-    return sum(cost_us.get((applied_rule.rule, applied_rule.storage.name), inf) for applied_rule in applied_rules)
+    cost_us = {each.key: each.cost_us for rewriting in elsewhere for each in rewriting.applied_rules}
+    return sum(cost_us.get(each.key, inf) for each in applied_rules)
 
 
 def rewritten_as(graph: Graph, reports: Sequence[RuleReport]) -> Rewriting:
@@ -219,9 +221,6 @@ def rule_reports(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[
         )
         for rule, group in by_rule.items()
     )
-
-
-_Key: TypeAlias = "tuple[str, str]"
 
 
 def _rules(exact: bool) -> tuple[Rule, ...]:

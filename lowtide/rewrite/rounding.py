@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Node, Storage, Value
 from lowtide.ir.operators.table import forms_of
 from lowtide.ir.sizes import contiguous_stride
@@ -132,9 +133,7 @@ def gradient_without_input(uses: Uses) -> Iterator[Match]:
         if new is not None and isinstance(x, Value) and uses.is_forward(x):
             by_input.setdefault(x.storage, {})[node] = (new,)
     for instead in by_input.values():
-        x = next(iter(instead)).args[1]
-        assert isinstance(x, Value)
-        yield Match(instead, x.storage)
+        yield Match(instead, of_kind(Value, next(iter(instead)).args[1]).storage)
 
 
 def _without_input(node: Node) -> Node | None:
@@ -142,17 +141,15 @@ def _without_input(node: Node) -> Node | None:
     read = [value for value in (gradient, x, weight) if isinstance(value, Value)]
     if mask != (True, False, False) or node.kwargs or not all(map(is_row_by_row, (*read, *node.results))):
         return None
-    if len(read) < 3 or len({each.dtype for each in read}) > 1 or not all(_is_by_dimension(each, read[1]) for each in geometry):
+    if len(read) < 3 or len({each.dtype for each in read}) > 1:
+        return None
+    if not all(isinstance(sizes, tuple) and len(sizes) == len(read[1].shape) - 2 for sizes in geometry):
         return None
     added = (0,) * (len(read[1].shape) - 2) if transposed else _added(read, geometry)
     if added is None:
         return None
     args = (gradient, weight, None, *geometry, not transposed, added, groups)
     return replace(node, op=_FORWARD, args=args, outputs=node.outputs[:1], inplace=())
-
-
-def _is_by_dimension(sizes: Arg, x: Value) -> bool:
-    return isinstance(sizes, tuple) and len(sizes) == len(x.shape) - 2
 
 
 def _added(read: Sequence[Value], geometry: Sequence[Arg]) -> tuple[int, ...] | None:
@@ -245,9 +242,8 @@ def _fits(uses: Uses, norm: Node, normed: Value, layer: _Layer) -> bool:
 
 def _folded(uses: Uses, norm: Node, layer: _Layer) -> Iterator[Node]:
     """The nodes that make the weight, the bias, and with them the layer's result."""
-    result, (_, gamma, beta, mean, var, *_) = norm.results[0], norm.args
+    result, (_, gamma, beta, mean, *_), var = norm.results[0], norm.args, of_kind(Value, norm.args[4])
     named = f"{result.name}_folded"
-    assert isinstance(var, Value)
     steps: list[Node] = []
 
     def step(op: str, *args: Arg, like: Value = var) -> Value:

@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lowtide.base import files
-from lowtide.base.files import check_writable, read_bytes, read_utf8, write_whole
+from lowtide.base.files import check_writable, mapped, read_bytes, read_utf8, write_whole
 from lowtide.errors import FormatError
 
 AS_ROOT = os.geteuid() == 0
@@ -148,6 +150,15 @@ def test_a_folder_is_refused(tmp_path: Path):
         with pytest.raises(IsADirectoryError) as refused:
             function(tmp_path)
         assert refused.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize("function", [read_bytes, mapped])
+def test_a_folder_that_is_refused_is_not_left_open(tmp_path: Path, function: Callable[[Path], object]):
+    os.close(free := os.dup(0))
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        function(tmp_path)
+    os.close(now := os.dup(0))
+    assert now == free
 
 
 def test_an_error_names_the_path_that_was_given_and_leaves_no_draft(tmp_path: Path):

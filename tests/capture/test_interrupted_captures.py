@@ -63,3 +63,24 @@ def test_whatever_is_raised_wherever_all_is_put_back(error, points):
                 wrong.append((interruption.at, stopped))
     assert wrong == []
     assert raised >= points // 2
+
+
+class SetAside(Interruption):
+    """Raises when torch has just set its modes aside, and nobody is bound yet to put them back."""
+
+    def __call__(self, frame, event, argument):
+        if event == "return" and frame.f_code is contextlib._GeneratorContextManager.__enter__.__code__:
+            self.count += frame.f_back.f_code.co_name == "ask"  # of `real`
+            if self.count == self.at:
+                self.at = None
+                raise self.error
+
+
+def test_modes_that_were_set_aside_in_that_moment_are_not_put_back_later():
+    model, interruption = net(), SetAside(MemoryError, at=1)
+    captured(model)
+    before = world()
+    with contextlib.suppress(CaptureError):
+        interruption.during(lambda: captured(model))
+    assert interruption.at is None, "it was raised"
+    assert world() == before

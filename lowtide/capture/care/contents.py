@@ -105,11 +105,6 @@ def is_opaque(item: Any) -> bool:
     return type(item) is _CALLING or (type(item).__reduce__ is _REDUCE and not hasattr(item, "__length_hint__"))
 
 
-def size_in_bytes(item: Any) -> int:
-    """Of an array, or of memory."""
-    return len(item) if isinstance(item, mmap.mmap) else int(getattr(item, "nbytes", 0)) if isinstance(item, ARRAYS) else 0
-
-
 def checksum(item: Any) -> int | None:
     """Of a large array, of which nobody keeps a copy; None of one that lies on a disk, or apart."""
     plain = isinstance(item, numpy.ndarray) and item.flags.c_contiguous and not item.dtype.hasobject
@@ -218,7 +213,7 @@ class MovingObjects:
                 )
             )
         self._arrays += [item] if isinstance(item, numpy.ndarray) else []
-        self._bytes += size_in_bytes(item)
+        self._bytes += len(item) if isinstance(item, mmap.mmap) else int(getattr(item, "nbytes", 0)) if isinstance(item, ARRAYS) else 0
         state_of = position if self._bytes < _MOST_BYTES else checksum if self._bytes < _MOST_SUMMED else lambda _: None
         if moves(item) and (at := state_of(item)) is not None:
             self._found.append((item, at))

@@ -13,7 +13,8 @@ import gc
 import os
 import sys
 import types
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,10 +36,11 @@ from lowtide.base.places import (
 )
 from lowtide.capture.care.class_numbers import ClassNumbers, counts, is_written_by_user, users_bases
 from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, MovingObjects, differ, is_constant, is_plain, moves, pieces, put_back
-from lowtide.capture.care.instances import PACKAGE_FOLDER, noted
+from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, noted
 from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.reads import HOOKS
-from lowtide.capture.effects.containers import is_stand_in
+from lowtide.capture.care.turns import during, undoing
+from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_users, users_line
 from lowtide.errors import CaptureError
@@ -174,7 +176,7 @@ class Follower:
         for space, before in self._spaces:
             put_back(vars(space), before)
         for cls, name, number, _ in self._numbers.others(self._places):
-            Position.of(cls, name, "", "").put(number)
+            Position.of(cls, name).put(number)
 
     def put_back(self) -> None:
         """Undo what the program has written into attributes and containers."""
@@ -189,7 +191,7 @@ class Follower:
     def _restore(self, item: Any, name: str, before: Any) -> None:
         own = attributes(item)
         if own is ABSENT or is_slot(item, name):
-            Position.of(item, name, "", "").put(before)
+            Position.of(item, name).put(before)
         elif before is ABSENT:
             own.pop(name, None)
         else:
@@ -361,13 +363,13 @@ class Follower:
         code, table = function.__code__, function.__globals__
         if code.co_filename.startswith(PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
             for cell in function.__closure__ or () if code.co_filename.startswith(INTEGRATIONS) else ():
-                self._follow(Position.of(cell, "", "", "").now())
+                self._follow(Position.of(cell).now())
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         where = f"{code.co_filename}:{code.co_firstlineno}"
         for name, cell in cells.items():
             self.note(cell, name, f"variable {name!r} of {function.__qualname__}", where)
-            self._follow(Position.of(cell, name, "", "").now())
+            self._follow(Position.of(cell).now())
         if not is_users(function):
             return
         self._contents.append((function.__dict__, dict(function.__dict__)))
@@ -384,7 +386,7 @@ class Follower:
         for name, chain, line in (each for piece in codes(code) for each in named(piece)):
             at = f"{code.co_filename}:{line}"
             if name in cells:
-                item = Position.of(cells[name], name, "", "").now()
+                item = Position.of(cells[name]).now()
             elif name in table:
                 self.note(table, name, f"global {name!r} of {table.get('__name__', 'a module')}", at)
                 self._follow(item := table[name])
@@ -415,6 +417,32 @@ class Follower:
                 self._follow(item)
             elif attributes(item) is not ABSENT:
                 self._closed.append(item)  # what libraries keep in their objects is theirs
+
+
+@contextmanager
+def following(
+    models: Sequence[nn.Module], functions: Iterable[Any] = (), optimizer: torch.optim.Optimizer | None = None
+) -> Iterator[Follower]:
+    """Follow what a program reads that runs inside, in this thread; `models` are looked at elsewhere."""
+    follower = Follower(models, functions, optimizer)
+
+    def end() -> None:
+        follower.turn_back()
+        while follower.classes:
+            let_go(follower.classes.pop())
+
+    with undoing() as undo, during(listener, follower):
+        undo(end)
+        try:
+            yield follower
+        except LeavingError:
+            follower.refuse_moved()  # another attempt would move it once more
+            raise
+
+
+def put_beside() -> list[tuple[Any, str, Any]]:
+    """The numbers and texts that the program which this thread follows has put into attributes so far."""
+    return [] if (follower := listener.get()) is None else follower.puts()
 
 
 def _is_object(item: Any) -> bool:

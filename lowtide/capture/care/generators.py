@@ -27,9 +27,8 @@ from lowtide.ir.graph import Node
 
 _REMEDY = "which a captured step would not: seed before the step, or draw once for all"
 _GENERATOR = "default_generator"  # by which functions of `torch.random` find it
-_seeds: list[_Seeds] = []  # of the captures under way, the innermost last
-_own: list[_Own] = []  # the same
-_drawing: list[_Draws] = []  # the same
+_watching: ContextVar[tuple[_Seeds, _Own] | None] = ContextVar("watching", default=None)  # of the capture under way
+_drawing: list[_Draws] = []  # of the captures under way, the innermost last: looked at by all threads
 _lock = threading.RLock()  # around each draw that is noted
 _known: ContextVar[tuple[torch.Generator, ...]] = ContextVar("known", default=())
 _stand_ins = count(2**40)  # seeds that nobody else uses: no state is made up twice
@@ -46,11 +45,9 @@ def untouched_randomness() -> Iterator[None]:
         _Draws("random", _of_python(), random.getstate, random.setstate, lambda state: state[1]),
         _Draws("numpy.random", _of_numpy(), partial(np.random.get_state, legacy=False), np.random.set_state, _words),
     )
-    with undoing() as undo, ExitStack() as stack:
+    with undoing() as undo, during(_watching, (seeds, own)), ExitStack() as stack:
         for each in (seeds, own):
             undo(each.put_back)
-        stack.enter_context(listed(_seeds, seeds))
-        stack.enter_context(listed(_own, own))
         own.begin()
         stack.enter_context(seeds.followed())
         for drawn in draws:
@@ -77,8 +74,12 @@ def which(generator: torch.Generator) -> int:
 
 def is_default(generator: torch.Generator) -> bool:
     """Whether it is what torch draws from where none is named."""
+    return any(which(generator) == which(each) for each in _defaults())
+
+
+def _defaults() -> tuple[torch.Generator, ...]:
     on_cuda = torch.cuda.default_generators if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    return any(which(generator) == which(each) for each in (torch.default_generator, *on_cuda))
+    return torch.default_generator, *on_cuda
 
 
 def draw(node: Node, generator: torch.Generator | None = None) -> Node | None:
@@ -86,11 +87,13 @@ def draw(node: Node, generator: torch.Generator | None = None) -> Node | None:
 
     Raises CaptureError where the program has seeded it, be it for a while (`fork_rng`), or has made it in this very step.
     """
-    if generator is not None:
-        if _own:
-            _own[-1].draw(node.op, generator)
+    if (watching := _watching.get()) is None:
         return None
-    return _seeds[-1].draw(node) if _seeds else None
+    seeds, own = watching
+    if generator is None:
+        return seeds.draw(node)
+    own.draw(node.op, generator)
+    return None
 
 
 def _of_python() -> list[tuple[Any, str]]:
@@ -235,8 +238,7 @@ class _Seeds:
     """
 
     def __init__(self) -> None:
-        on_cuda = torch.cuda.default_generators if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-        self._before = [(each, each.initial_seed(), each.get_state()) for each in (torch.default_generator, *on_cuda)]
+        self._before = [(each, each.initial_seed(), each.get_state()) for each in _defaults()]
         self._stands_in, self.thread, self._others_seed = torch.Generator(), threading.get_ident(), False
         self._drawn: list[Node] = []
         self._at: int | None = 0  # where in the sequence of draws the program believes to be; None where that cannot be known

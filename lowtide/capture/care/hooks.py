@@ -38,7 +38,9 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tenso
     """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules are as before afterwards."""
     watch = _Watch(draft, module_tensors, fakes)
     tables = [(module.__dict__[name], name) for module in model.modules() for name in _NAMES]
-    _follow(fakes, watch)
+    for real, fake in fakes.parameters.items():
+        for hook in (real._backward_hooks or {}).values() if fake.requires_grad else ():
+            fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
     with undoing() as undo, ExitStack() as stack:
         for table, name in tables:
             if table:
@@ -126,13 +128,6 @@ class _Watch:
 def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a hook is given, also within dictionaries and other structures."""
     return [leaf.value for leaf in tree.flatten((args, kwargs))[0] if isinstance(leaf.value, torch.Tensor)]
-
-
-def _follow(fakes: FakeModel, watch: _Watch) -> None:
-    for real, fake in fakes.parameters.items():
-        if fake.requires_grad:
-            for hook in (real._backward_hooks or {}).values():
-                fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
 
 
 def _refuse_late(tensor: torch.Tensor, hook: Hook) -> Any:

@@ -1,4 +1,4 @@
-"""What is read and written of objects, told to whoever follows the program that does so, in its own thread.
+"""What is read and written of objects, told to the follower of the program that does so (`follower.py`), in its own thread.
 
 Classes of such objects note it of their instances, for as long as somebody follows one of them.
 """
@@ -9,8 +9,9 @@ import os
 import sys
 import threading
 import types
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,54 +27,36 @@ _patched: dict[type, int] = {}  # how many captures note what is read of its ins
 _originals: dict[type, dict[str, Any]] = {}  # what those classes had of their own
 
 
-class Listener(Protocol):
-    """Who follows a program."""
-
-    def note(self, holder: Any, name: str, text: str, line: str = "") -> None: ...
-
-    def read(self, item: Any, name: str, *, by_user: bool = True) -> None: ...
-
-    def write(self, item: Any, name: str) -> None: ...
-
-    def lies_in_array(self, tensor: torch.Tensor) -> bool: ...
-
-    def reaches(self, item: Any) -> bool: ...
-
-
-listeners: dict[int, Listener] = {}  # by thread
-
-
-def _listener() -> Listener | None:
-    return listeners.get(threading.get_ident())
+listener: ContextVar[Any] = ContextVar("listener", default=None)  # the `Follower` of the program that this thread captures
 
 
 def read(item: Any, name: str, *, by_user: bool = True) -> None:
     """An attribute of an object, or of a torch module, is read in this thread."""
-    if (listener := _listener()) is not None and (not name.startswith("__") or name == EVERYTHING):
-        listener.read(item, name, by_user=by_user)
+    if (follower := listener.get()) is not None and (not name.startswith("__") or name == EVERYTHING):
+        follower.read(item, name, by_user=by_user)
 
 
 def read_of_tensor(tensor: torch.Tensor, name: str) -> Any:
     """An attribute that the caller's tensor has of its own is read in this thread; ABSENT where it has none."""
-    if (listener := _listener()) is not None:
-        listener.note(tensor, name, f"attribute {name!r} of a tensor")
+    if (follower := listener.get()) is not None:
+        follower.note(tensor, name, f"attribute {name!r} of a tensor")
     return vars(tensor).get(name, ABSENT)
 
 
 def lies_in_array(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies on the memory of an array that the program which this thread follows has not made itself."""
-    return (listener := _listener()) is not None and listener.lies_in_array(tensor)
+    return (follower := listener.get()) is not None and follower.lies_in_array(tensor)
 
 
 def reaches(item: Any) -> bool:
     """Whether the program which this thread follows has found an object, and not made it."""
-    return (listener := _listener()) is not None and listener.reaches(item)
+    return (follower := listener.get()) is not None and follower.reaches(item)
 
 
 def written(item: Any, name: str) -> None:
     """An attribute of an object, or of a torch module, is about to be written in this thread."""
-    if (listener := _listener()) is not None:
-        listener.write(item, name)
+    if (follower := listener.get()) is not None:
+        follower.write(item, name)
 
 
 def noted(cls: type, mine: list[type]) -> bool:

@@ -45,7 +45,7 @@ class Positions(MutableMapping[str, Any]):
     """The table of some names of a holder. One is not there while nothing is assigned."""
 
     def __init__(self, holder: Any, names: Sequence[str]) -> None:
-        self._places = {name: Position.of(holder, name, "", "") for name in names}
+        self._places = {name: Position.of(holder, name) for name in names}
 
     def __getitem__(self, name: str) -> Any:
         if name not in iter(self):

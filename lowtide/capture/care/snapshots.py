@@ -100,13 +100,9 @@ def _same_items(one: Any, two: Any) -> bool:
         return bool(one == two)
     if len(one) != len(two):
         return False
-    ones, twos = (list(x.items()) if isinstance(x, dict) else list(x) for x in (one, two))
-    flat = zip((piece for item in ones for piece in _pieces(item)), (piece for item in twos for piece in _pieces(item)), strict=False)
-    return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in flat)
-
-
-def _pieces(item: Any) -> tuple[Any, ...]:
-    return item if isinstance(item, tuple) else (item,)
+    items = (x.items() if isinstance(x, dict) else x for x in (one, two))
+    flat = ([piece for item in each for piece in (item if isinstance(item, tuple) else (item,))] for each in items)
+    return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in zip(*flat, strict=False))
 
 
 def _alike(one: Any, two: Any) -> bool:

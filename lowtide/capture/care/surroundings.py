@@ -23,6 +23,7 @@ from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.instances import IMMUTABLE
+from lowtide.capture.care.names import codes
 from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import rewrite
 from lowtide.capture.effects.containers import is_stand_in
@@ -151,7 +152,7 @@ def _held(item: Any) -> list[Any]:
 
 def _of_function(function: types.FunctionType, waiting: collections.deque[Any], undo: Callable[[Undo], None] | None) -> Iterator[Undo]:
     """A function's own variables, and the globals that it names, also those of the user's modules."""
-    cells = [cell for cell in function.__closure__ or () if Position.of(cell, "", "", "").now() is not ABSENT]
+    cells = [cell for cell in function.__closure__ or () if Position.of(cell).now() is not ABSENT]
     waiting.extend(cell.cell_contents for cell in cells)  # of a library's, too: what it wraps may be the user's
     if not is_users(function) and not function.__code__.co_filename.startswith(INTEGRATIONS):
         return
@@ -173,19 +174,18 @@ def is_users_module(item: Any) -> bool:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    inner = [piece for piece in code.co_consts if isinstance(piece, types.CodeType)]
-    return set(code.co_names).union(*map(names_in, inner))
+    return {name for piece in codes(code) for name in piece.co_names}
 
 
 def _put_back_class(cls: type, before: dict[str, Any]) -> None:
     for name in {*before, *_own(cls)}:
         if not name.startswith("__") and vars(cls).get(name, ABSENT) is not (was := before.get(name, ABSENT)):
-            Position.of(cls, name, "", "").put(was)
+            Position.of(cls, name).put(was)
 
 
 def _of_slots(item: Any) -> Iterator[Callable[[], None]]:
     for name in slots_of(item):
-        yield functools.partial(Position.of(item, name, "", "").put, static_attribute(item, name))
+        yield functools.partial(Position.of(item, name).put, static_attribute(item, name))
 
 
 def _of_object(item: Any) -> Iterator[Callable[[], None]]:

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -159,17 +160,12 @@ def _put_back(owner: Any, name: str, original: Any) -> None:
 def _let_go(error: BaseException | None) -> None:
     """Empty the frames of torch and lowtide that an error came through: they may hold guards of torch's that nobody left."""
     while error is not None:
-        for frame in _frames(error.__traceback__):
-            if frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-                with suppress(RuntimeError):  # it still runs
-                    frame.clear()
+        for frame, _ in walk_tb(error.__traceback__):
+            for each in (frame, frame.f_back):  # where a handler raised it, whom that interrupted is in no traceback
+                if each is not None and each.f_code.co_filename.startswith(_NOT_THE_USERS):
+                    with suppress(RuntimeError):  # it still runs
+                        each.clear()
         error = error.__cause__ or error.__context__
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[Any]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
 
 
 def _modes_of_torch() -> Undo:

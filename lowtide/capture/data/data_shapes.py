@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import ge, gt, le, lt
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
 from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_range
-from lowtide.capture.data.reader import Reader, UnreadableError
-from lowtide.capture.draft import CallArguments, Draft
+from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.draft import CallArguments
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
@@ -150,14 +150,7 @@ _aten = torch.ops.aten
 _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {f"aten.{each.__name__}.Scalar": each for each in (lt, le, gt, ge)}
 
 
-class Recording(Protocol):
-    """What is asked of the recorder here."""
-
-    draft: Draft
-    reader: Reader
-
-    def record(self, func: OpOverload, *args: Any) -> Any:
-        """Call an operator, written down as the program's own calls are."""
+Recording: TypeAlias = Any  # the `Recorder`, of which its draft, its reader and `record` are asked
 
 
 def number(recorder: Recording, op: OpOverload, recorded: CallArguments, args: tuple[Any, ...]) -> Any:
@@ -202,7 +195,8 @@ def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
     matter = operators.row(op).shaped_by
-    varies = any(_varies(arg) for at, arg in enumerate(args) if matter is None or at in matter)
+    decisive = (arg.shape for at, arg in enumerate(args) if isinstance(arg, Value) and (matter is None or at in matter))
+    varies = any(not isinstance(extent, int) for shape in decisive for extent in shape)  # as those of a batch of a range do
     args = _that_matter(recorder, op, args)
     try:
         outcome = recorder.reader.results(recorder.draft, op, args, kwargs)
@@ -239,16 +233,11 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def _varies(arg: Arg) -> bool:
-    """Whether its extents are those of a batch of a range."""
-    return isinstance(arg, Value) and not all(isinstance(extent, int) for extent in arg.shape)
-
-
 def _that_matter(recorder: Recording, op: OpOverload, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
     """The arguments, with made-up tensors for those whose data decides nothing."""
     matter = operators.row(op).shaped_by
     decides = (matter is None or at in matter or not isinstance(arg, Value) for at, arg in enumerate(args))
-    return tuple(arg if it else recorder.reader.made_up(arg) for it, arg in zip(decides, args, strict=True))  # type: ignore[arg-type]
+    return tuple(arg if it else recorder.reader.made_up(arg) for it, arg in zip(decides, args, strict=True))
 
 
 def _constant(real: torch.Tensor) -> torch.Tensor:

@@ -94,10 +94,9 @@ class _Host:
         except UnreadableError as why:
             raise LeavingError(why_unread(asked_by, str(why))) from None
 
-    @property
-    def tolist(self) -> Callable[[torch.Tensor], Any]:
+    def tolist(self, tensor: torch.Tensor) -> Any:
         """For `tensor.tolist()`: one question for all its numbers."""
-        return lambda tensor: self.values(tensor, "Tensor.tolist").tolist() if self.recorder.numbers is None else self._listed(tensor)
+        return self.values(tensor, "Tensor.tolist").tolist() if self.recorder.numbers is None else self._listed(tensor)
 
     def _listed(self, tensor: torch.Tensor) -> Any:
         draft = self.recorder.draft
@@ -124,26 +123,19 @@ class _Host:
         self.recorder.numbers.append(weakref.ref(number))
         return number
 
-    @property
-    def numpy(self) -> Callable[..., Any]:
+    def numpy(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """For `tensor.numpy()`."""
-        return lambda tensor, *args, **kwargs: _plainly(self.values(tensor, "Tensor.numpy").numpy, *args, **kwargs)
+        return _plainly(self.values(tensor, "Tensor.numpy").numpy, *args, **kwargs)
 
-    @property
-    def array(self) -> Callable[..., Any]:
+    def array(self, tensor: torch.Tensor, dtype: Any = None, copy: Any = None) -> Any:
         """For `numpy.asarray(tensor)`."""
-        return lambda tensor, dtype=None, copy=None: _plainly(self.values(tensor, "Tensor.__array__").__array__, dtype)
+        return _plainly(self.values(tensor, "Tensor.__array__").__array__, dtype)
 
-    @property
-    def text(self) -> Callable[[torch.Tensor, str], str]:
+    def text(self, tensor: torch.Tensor, spec: str) -> str:
         """For f"{tensor:.3f}"."""
-
-        def text(tensor: torch.Tensor, spec: str) -> str:
-            if spec and self.recorder.numbers is not None and not tensor.dim():
-                return format(self.item(tensor), spec)
-            return _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
-
-        return text
+        if spec and self.recorder.numbers is not None and not tensor.dim():
+            return format(self.item(tensor), spec)
+        return _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
 
 
 @formula(_aten.tensor_split.tensor_indices_or_sections)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import operators
+from lowtide.capture.calls import torchs
 from lowtide.capture.care.failures import mark_as_eager
 from lowtide.capture.data.facts import Facts, FactStep, Item, OperatorCall, Question, Reading, Ref, SlotLeaf
 from lowtide.capture.draft import Draft
@@ -169,7 +170,7 @@ class Reader:
         if isinstance(arg, Value):
             return Ref(self._steps[arg][-1].key)
         if isinstance(arg, Atom):
-            return torch.device(arg.name) if arg.kind == "device" else getattr(torch, arg.name)
+            return torchs(arg)
         return tuple(self._argument(item) for item in arg) if isinstance(arg, tuple) else arg
 
 

@@ -8,10 +8,10 @@ was there before. All else (a part of another tensor, another layout) is bound t
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from lowtide.base.places import ABSENT
 from lowtide.capture.blocks import address, covers, geometry
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.instances import read_of_tensor
+from lowtide.capture.care.turns import during, placed
 from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
 from lowtide.capture.sources import is_library, users_line
@@ -35,16 +36,17 @@ _MEMO = "", "_vc", "_epoch"
 _OWN = (f"{before}{name}{behind}" for name in {*vars(FakeTensor), *FakeTensor.__annotations__} for before in ("", "_") for behind in _MEMO)
 _OF_TORCH = frozenset(_OWN) | {"_wrapped_number"}  # attributes that it sets itself, many for each fake; the last from C++, on a size
 _aten = torch.ops.aten
-_lock = threading.Lock()
-_puts: dict[int, Data] = {}  # by thread: for as long as it records
+_followed: ContextVar[Data | None] = ContextVar("followed", default=None)  # of this thread, for as long as it records
 
 
 class Data:
     """Which of the caller's tensors have other data, and whether those were written into their memory or are to be bound."""
 
-    def __init__(self, draft: Draft, fakes: Mapping[torch.Tensor, torch.Tensor], slots: Mapping[torch.Tensor, Slot]) -> None:
-        """`fakes` and `slots` by real tensor, of a model."""
-        self._draft = draft
+    def __init__(
+        self, draft: Draft, fakes: Mapping[torch.Tensor, torch.Tensor], slots: Mapping[torch.Tensor, Slot], *, closed: bool = False
+    ) -> None:
+        """`fakes` and `slots` by real tensor, of a model. `closed`: an optimizer steps, which may not put its own data elsewhere."""
+        self._draft, self._closed = draft, closed
         self._declared = {id(fakes[real]): (fakes[real], real, slot) for real, slot in slots.items()}
         self._model = {id(real): id(fakes[real]) for real in slots}
         self._several = {at for at, count in Counter(map(address, fakes.values())).items() if count > 1}
@@ -75,7 +77,12 @@ class Data:
         return _get(tensor)
 
     def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
-        """Give a tensor the data of another one."""
+        """Give a tensor the data of another one. Raises CaptureError for a tensor of the caller's, where it may not."""
+        if self._closed and (not isinstance(tensor, FakeTensor) or self._draft.owns(tensor)):
+            raise CaptureError(
+                f"the optimizer gives a tensor of the caller's other memory (`.data = ...`), at {users_line()}, which a captured step "
+                "would not: write into it with copy_"
+            )
         known = self._known(tensor) if isinstance(tensor, FakeTensor) else self._known(tensor) or self._closed_over(tensor)
         with torch.no_grad():
             item = self._draft.fake(item)
@@ -145,47 +152,17 @@ class Data:
         )
 
 
-class NoData(Data):
-    """Where an optimizer steps: it may not put its own data elsewhere."""
-
-    def __init__(self, draft: Draft) -> None:
-        super().__init__(draft, {}, {})
-
-    def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
-        """Raise CaptureError for a tensor of the caller's."""
-        if not isinstance(tensor, FakeTensor) or self._draft.owns(tensor):
-            raise CaptureError(
-                f"the optimizer gives a tensor of the caller's other memory (`.data = ...`), at {users_line()}, which a captured step "
-                "would not: write into it with copy_"
-            )
-        _set(tensor, item)
-
-
 @contextmanager
 def following_data(data: Data) -> Iterator[None]:
     """While this lasts, `tensor.data = ...` of this thread goes to `data`; for other threads it is what it was."""
-    thread = threading.get_ident()
-    with _lock:
-        before = _puts.get(thread)
-        if not _puts:
-            for name, item in _HOOKS.items():
-                setattr(torch.Tensor, name, item)
-        _puts[thread] = data
-    try:
+    with during(_followed, data), ExitStack() as stack:
+        for name, item in _HOOKS.items():
+            stack.enter_context(placed(torch.Tensor, name, item))
         yield
-    finally:
-        with _lock:
-            if before is None:
-                del _puts[thread]
-            else:
-                _puts[thread] = before
-            if not _puts:
-                for name in _HOOKS:
-                    delattr(torch.Tensor, name)
 
 
 def _recording() -> Data | None:
-    return None if _get_current_dispatch_mode() is None else _puts.get(threading.get_ident())
+    return None if _get_current_dispatch_mode() is None else _followed.get()
 
 
 def _get_attribute(tensor: torch.Tensor, name: str) -> Any:

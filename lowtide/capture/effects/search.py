@@ -131,7 +131,7 @@ def _of_function(function: types.FunctionType, place: Callable[..., None], table
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True) if is_users(function) else ():
         table_of(cell, Positions(cell, [name]))
     for cell in function.__closure__ or ():
-        if Position.of(cell, "", "", "").now() is not ABSENT:
+        if Position.of(cell).now() is not ABSENT:
             place(functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents"))
     if not is_users(function):
         return set()

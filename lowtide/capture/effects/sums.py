@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from lowtide.capture.results import Number, is_number
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 
-emitters: list[Emitter] = []  # of what is recorded, the innermost last
+emitters: list[Any] = []  # the `NumberOperands` of what is recorded, which make numbers a part of the program, the innermost last
 Recipe = Callable[[Iterator[Any], Sequence[Any]], Any]  # of the results that it takes, and of what lay in the places before
 
 _ANY: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
@@ -43,19 +43,6 @@ _TEXTS_OF_TEXTS = {
 _EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: "", tuple: ()}
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
 RELATIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-
-
-class Emitter(Protocol):
-    """Makes numbers a part of the program."""
-
-    def emit(self, op: str, operands: tuple[Any, ...]) -> Term:
-        """Arithmetic on them."""
-
-    def input(self, number: EarlierNumber) -> Value:
-        """What lies in a place when a step begins."""
-
-    def answer(self, item: Term) -> bool | None:
-        """Whether one is true, where the program does nothing with the answer but to raise; else None."""
 
 
 class Term(Number):

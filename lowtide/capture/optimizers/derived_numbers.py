@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.kernels import COMPILING
 from lowtide.capture import operators
+from lowtide.capture.calls import torchs
 from lowtide.capture.care.turns import replaced
 from lowtide.errors import StepError
 from lowtide.ir.graph import Arg, Atom, Node, Slot, Value, arguments, with_values
@@ -71,7 +72,6 @@ def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[A
 
 
 _KNOWABLE = frozenset({"state", "group", "constant", "scaler"})  # places whose content is no tensor of the model's or the batch's
-_ATOMS = {"dtype": torch, "layout": torch, "memory_format": torch}
 
 
 class UnknownNumberError(Exception):
@@ -239,7 +239,7 @@ def _filled(arg: Any, things: Sequence[Any]) -> Any:
     if isinstance(arg, _Placeholder):
         return things[arg.number]
     if isinstance(arg, Atom):
-        return torch.device(arg.name) if arg.kind == "device" else getattr(_ATOMS[arg.kind], arg.name)
+        return torchs(arg)
     return [_filled(item, things) for item in arg] if isinstance(arg, tuple) else arg
 
 

@@ -28,18 +28,13 @@ from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.derived_numbers import traced_calls
 from lowtide.capture.optimizers.scalars import UNKNOWN, Fact, Guard, Scalars, TracedNumber, apply, is_traced
-from lowtide.capture.optimizers.wrappers import refuse_unknown_steps
+from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device)
 LEAST_BYTES = 2**16  # state that is smaller stays on the device between steps, whatever is asked for
-
-
-def _is_at_home(item: torch.Tensor, device: torch.device | None) -> bool:
-    """Whether state that is on the host is of a parameter on that device, and goes there within a step."""
-    return device is not None and item.is_cpu and item.untyped_storage().nbytes() >= LEAST_BYTES
 
 
 class Changes:
@@ -161,7 +156,10 @@ class Shadow:
         between_steps: bool = False,
     ) -> Shadow:
         """With `between_steps`, what lies on the host is taken to be where its parameter is."""
-        _refuse_what_cannot_be_traced(optimizer, names)
+        for each in each_of(optimizer):
+            refuse_unknown_step(each)
+            _refuse_kind(each)
+        _refuse_strangers(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
         contents: dict[int, Any] = {}
         beside = 0
@@ -307,20 +305,13 @@ def _fake_state(item: Any, draft: Draft, name: str, key: str, device: torch.devi
     if isinstance(item, torch.Tensor):
         if item.device.type == "meta":
             raise CaptureError(f"the optimizer's state {name}.{key} is on the meta device: create the optimizer anew")
-        if _is_at_home(item, device):
+        if device is not None and item.is_cpu and item.untyped_storage().nbytes() >= LEAST_BYTES:  # it goes there within a step
             with draft.fake_mode:
                 return torch.empty_strided(item.size(), item.stride(), dtype=item.dtype, device=device)
         return draft.fake_mode.from_tensor(item)
     if item is None or isinstance(item, (bool, int, float, str, torch.dtype, torch.device)):
         return item
     raise CaptureError(f"the optimizer's state {name}.{key} holds a {type(item).__name__}; tensors and numbers can be captured")
-
-
-def _refuse_what_cannot_be_traced(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-    refuse_unknown_steps(optimizer)
-    for each in each_of(optimizer):
-        _refuse_kind(each)
-    _refuse_strangers(optimizer, names)
 
 
 def _refuse_kind(optimizer: torch.optim.Optimizer) -> None:

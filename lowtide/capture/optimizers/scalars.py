@@ -206,26 +206,11 @@ class TracedNumber(float):
         """The number at capture; UNKNOWN if it follows from data."""
         return self.scalars.actual(self)
 
-    def __neg__(self) -> Any:
-        return self.scalars.apply("neg", (self,))
-
     def __pos__(self) -> Any:
         return self
 
-    def __abs__(self) -> Any:
-        return self.scalars.apply("abs", (self,))
-
     def __bool__(self) -> bool:
         return self.scalars.compare("ne", self, 0)
-
-    def __float__(self) -> float:
-        return float(self.scalars.freeze(self))
-
-    def __int__(self) -> int:
-        return int(self.scalars.freeze(self))
-
-    def __index__(self) -> int:
-        return operator.index(self.scalars.freeze(self))
 
     def __hash__(self) -> int:
         return id(self)
@@ -262,6 +247,10 @@ def _untraceable(name: str) -> Callable[..., Any]:
     return method
 
 
+for _name in ("neg", "abs"):
+    setattr(TracedNumber, f"__{_name}__", lambda self, op=_name: self.scalars.apply(op, (self,)))
+for _name, _convert in {"float": float, "int": int, "index": operator.index}.items():
+    setattr(TracedNumber, f"__{_name}__", lambda self, convert=_convert: convert(self.scalars.freeze(self)))
 for _name in NUMBER_OPERATIONS:
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, reflected=False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, reflected=True))

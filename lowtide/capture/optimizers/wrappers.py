@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lowtide.errors import CaptureError
-from lowtide.kernels.optimizers import Optimizers, each_of
+from lowtide.kernels.optimizers import Optimizers
 
 # Wrappers whose step is that of the optimizer within, by the name of a class among their bases (frameworks make subclasses on the fly).
 _PASS_ON = frozenset({"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"})
@@ -88,13 +88,8 @@ def steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(own, "_wrapped_by_lr_sched", False)) and getattr(own, "__wrapped__", None) is type(optimizer).step
 
 
-def refuse_unknown_steps(optimizer: torch.optim.Optimizer) -> None:
+def refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     """Raise CaptureError for an optimizer whose step does what its class does not say."""
-    for each in each_of(optimizer):
-        _refuse_unknown_step(each)
-
-
-def _refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     name = type(optimizer).__name__
     if not steps_as_its_class(optimizer):
         raise CaptureError(

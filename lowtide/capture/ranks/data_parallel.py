@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -28,10 +28,9 @@ import torch.distributed._functional_collectives
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lowtide.capture.care.turns import placed
 from lowtide.capture.sizes.probes import is_dense
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Node
-from lowtide.ir.operators.nodes import begins_collective
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,6 @@ REFUSED = (
     "speaks with other processes through a handle, which a graph cannot hold: the gradients' means and the buffers' broadcast are part of "
     "a step, other calls of torch.distributed (as in SyncBatchNorm) are not"
 )
-
-
-@dataclass
-class CollectiveChain:
-    """The collectives of a recording."""
-
-    last: Node | None = None
-
-    def fork(self) -> CollectiveChain:
-        """The same, to be continued by itself."""
-        return CollectiveChain(self.last)
-
-    def next(self, node: Node) -> Node:
-        """The node to be recorded; one that begins a collective, behind the last one."""
-        if not begins_collective(node):
-            return node
-        if self.last is not None:
-            node = replace(node, after=(*node.after, self.last))
-        self.last = node
-        return node
 
 
 MESSAGE_BYTES = 4 * 2**20  # long enough for a link's rate: a larger bucket would hold more, and be ready later
@@ -238,8 +217,6 @@ def unlike_a_step(wrapper: Any) -> str:
 @contextmanager
 def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
     """Calls of the wrapper are calls of its module; those of any other raise CaptureError, as they would speak with other processes."""
-    cls: Any = DistributedDataParallel
-    own_forward = cls.forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) != id(wrapper):
@@ -248,8 +225,5 @@ def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
             raise CaptureError(why)
         return self.module(*args, **kwargs)
 
-    cls.forward = forward
-    try:
+    with placed(DistributedDataParallel, "forward", forward):
         yield
-    finally:
-        cls.forward = own_forward

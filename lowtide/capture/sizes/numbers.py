@@ -28,7 +28,6 @@ from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
 from lowtide.ir.operators.row import MATH_FUNCTIONS
-from lowtide.ir.shapes.polynomial import normal
 
 EmitScalar = Callable[[str, tuple[Arg, ...]], Value]
 _FLOAT = "float"
@@ -36,8 +35,6 @@ _OPERATIONS = {
     "add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "abs": "abs", "float_truediv": "truediv", "int_truediv": "truediv",
     "float_pow": "pow", "sym_float": _FLOAT,
 }  # fmt: skip
-_BINARY = {functions.FloatPow: "py.pow", functions.FloatTrueDiv: "py.truediv", functions.IntTrueDiv: "py.truediv"}
-_UNARY = {"OpaqueUnaryFn_sqrt": "py.math_sqrt", "OpaqueUnaryFn_log": "py.math_log", "OpaqueUnaryFn_exp": "py.math_exp"}
 _opaque: dict[str, Any] = {}  # functions of sympy's that nothing is known of, by name
 
 
@@ -89,8 +86,8 @@ def _as_made(node: Any, emit: EmitScalar) -> Arg:
     if node.pytype is int:
         return size_of(torch.SymInt(node))
     op, given = getattr(node, "recipe", ("", ()))
-    if not op:
-        return _written(expression_of(torch.SymFloat(node)), emit)
+    if not op:  # by an operation that is not among those above
+        raise _unknown(expression_of(torch.SymFloat(node)))
     operands = [_as_made(each, emit) for each in given]
     if op == _FLOAT:
         return operands[0]
@@ -102,20 +99,6 @@ def _as_made(node: Any, emit: EmitScalar) -> Arg:
 def _number(node: Any) -> Arg:
     number: Arg = node.maybe_as_int() if node.pytype is int else node.maybe_as_float()
     return number
-
-
-def _written(expr: Any, emit: EmitScalar) -> Arg:
-    """A fraction of which only torch's expression is known."""
-    if expr.is_Float:
-        return float(expr)
-    if isinstance(expr, functions.ToFloat):
-        return normal(expr.args[0])
-    if expr.is_integer:
-        return normal(expr)
-    op = _BINARY.get(type(expr)) or _UNARY.get(type(expr).__name__)
-    if op is None:
-        raise _unknown(expr)
-    return emit(op, tuple(_written(each, emit) for each in expr.args))
 
 
 def _unknown(expr: Any) -> CaptureError:

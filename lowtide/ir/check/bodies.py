@@ -159,10 +159,6 @@ def _check_once(body: Graph, differing: set[Value], part: str, where: NodeLocati
             refuse(Verdict.LOOP_AGAIN, here)
 
 
-def is_loop(node: Node) -> bool:
-    return node.op == LOOP
-
-
 def check_region(node: Node, where: NodeLocation) -> None:
     """Whether a node of `fuse.region` with a body that is a right graph is a right region. Raises CheckError."""
     try:
@@ -176,7 +172,7 @@ def check_region(node: Node, where: NodeLocation) -> None:
         if not isinstance(value, Value) or (value.dtype, value.shape, value.stride) != (inner.dtype, inner.shape, inner.stride):
             refuse(Verdict.REGION_ENDS, f"{where}: {inner.name}")
     storages = [value.storage for value in node.outputs if value is not None]
-    if len(set(storages)) != len(storages) or set(storages) & _given(node):
+    if len(set(storages)) != len(storages) or set(storages) & {value.storage for value in node.inputs}:
         refuse(Verdict.REGION_ENDS, f"{where}: results share memory")
     for inner_node in region.body.nodes:
         if is_random(inner_node) or inner_node.body is not None or (inner_node.writes and not region.by):
@@ -194,7 +190,3 @@ def _check_region_writes(node: Node, region: Region, where: NodeLocation) -> Non
     for before, _ in node.writes:
         if sum(value.storage is before.storage for value in node.inputs) != 1:
             refuse(Verdict.REGION_PURE, f"{where}: {before.storage.name} is seen in two ways")
-
-
-def _given(node: Node) -> set[object]:
-    return {value.storage for value in node.inputs}

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lowtide.ir.bodies import is_region
-from lowtide.ir.check.bodies import check_loop, check_region, is_loop, layout
+from lowtide.ir.bodies import is_loop, is_region
+from lowtide.ir.check.bodies import check_loop, check_region, layout
 from lowtide.ir.check.transfers import check_collectives, check_host_copies
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes import SAME, SUM, Axis, DimsByArgument, axis, given
 from lowtide.ir.operators.row import Count, Fusion, MaskSplit, Operator
@@ -13,8 +14,8 @@ from lowtide.ir.operators.shapes import bytes_of, made_shape, read_bytes, shape_
 
 def convolution(node: Node) -> Iterator[Axis]:
     """x[n, in, ..], weight[out, in, ..], bias[out], stride, padding, dilation, transposed, output padding, groups."""
-    x, weight = given(node, (0,)), given(node, (1,))
-    if x is None or weight is None or len(x.shape) != len(weight.shape):
+    x, weight = of_kind(Value, node.args[0]), of_kind(Value, node.args[1])
+    if len(x.shape) != len(weight.shape):
         return  # without a batch
     into, out = _channels(node.args[6])
     yield from axis(node, {0: 0}, {0: 0})
@@ -31,8 +32,8 @@ def convolution(node: Node) -> Iterator[Axis]:
 
 def convolution_backward(node: Node) -> Iterator[Axis]:
     """gradient, x, weight, sizes of bias, stride, padding, dilation, transposed, output padding, groups, mask -> of x, weight, bias."""
-    x, weight = given(node, (1,)), given(node, (2,))
-    if x is None or weight is None or len(x.shape) != len(weight.shape):
+    x, weight = of_kind(Value, node.args[1]), of_kind(Value, node.args[2])
+    if len(x.shape) != len(weight.shape):
         return
     into, out = _channels(node.args[7])
     bias = [(3, 0)] if isinstance(node.args[3], tuple) and node.args[3] else []

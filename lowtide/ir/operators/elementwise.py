@@ -136,8 +136,7 @@ def filled(sizes_at: int) -> AxesRule:
     """A tensor of sizes that are given, the same everywhere."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        result = node.outputs[0]
-        for dim in range(len(result.shape) if result is not None else 0):
+        for dim in range(len(node.results[0].shape)):
             yield from axis(node, {}, {0: dim}, [(sizes_at, dim)])
 
     return rule
@@ -145,8 +144,8 @@ def filled(sizes_at: int) -> AxesRule:
 
 def strided(node: Node) -> Iterator[Axis]:
     """x, sizes, strides: the outermost dimension in memory, as strides stay what they are."""
-    result = node.outputs[0]
-    if result is None or not all(isinstance(step, int) for step in result.stride):
+    result = node.results[0]
+    if not all(isinstance(step, int) for step in result.stride):
         return
     dims = [dim for dim, extent in enumerate(result.shape) if extent != 1]
     if dims:

@@ -48,10 +48,7 @@ def group_norm_backward(node: Node) -> Iterator[Axis]:
 
 def batch_norm(node: Node) -> Iterator[Axis]:
     """x[n, c, ..], weight, bias, running mean and variance, training. Statistics of a batch close all dimensions but the channels."""
-    value = given(node, (0,))
-    if value is None:
-        return
-    training = node.args[5] is not False
+    value, training = of_kind(Value, node.args[0]), node.args[5] is not False
     kept: Role = 0 if training else SAME  # what is saved of a norm that takes no statistics is empty
     yield from axis(node, {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}, {0: 1, 1: kept, 2: kept})
     if not training:
@@ -61,10 +58,7 @@ def batch_norm(node: Node) -> Iterator[Axis]:
 
 def batch_norm_backward(node: Node) -> Iterator[Axis]:
     """gradient, x, weight, running mean and variance, saved mean and invstd, training."""
-    value = given(node, (1,))
-    if value is None:
-        return
-    training = node.args[7] is not False
+    value, training = of_kind(Value, node.args[1]), node.args[7] is not False
     saved: DimsByArgument = {5: 0, 6: 0} if training else {}
     yield from axis(node, {0: 1, 1: 1, 2: 0, 3: 0, 4: 0, **saved}, {0: 1, 1: 0, 2: 0})
     if not training:
@@ -74,8 +68,8 @@ def batch_norm_backward(node: Node) -> Iterator[Axis]:
 
 def likelihood(node: Node) -> Iterator[Axis]:
     """scores[n, c, ..], target[n, ..], weight, reduction -> loss, total weight. A mean is a sum over the sum of weights, at the end."""
-    scores = given(node, (0,))
-    if scores is None or len(scores.shape) < 2:
+    scores = of_kind(Value, node.args[0])
+    if len(scores.shape) < 2:
         return
     reduction, total = number(node, 3, "reduction", _MEAN), node.outputs[1]
     for dim in (0, *range(2, len(scores.shape))):
@@ -90,10 +84,8 @@ def likelihood(node: Node) -> Iterator[Axis]:
 
 def likelihood_backward(node: Node) -> Iterator[Axis]:
     """gradient, scores[n, c, ..], target[n, ..], weight, reduction, ignored, total weight: that of the whole."""
-    scores = given(node, (1,))
-    if scores is None or len(scores.shape) < 2:
-        return
-    for dim in (0, *range(2, len(scores.shape))):
+    scores = of_kind(Value, node.args[1])
+    for dim in (0, *range(2, len(scores.shape))) if len(scores.shape) > 1 else ():
         target = dim - (dim > 0)
         by_element: DimsByArgument = {0: target} if node.args[4] == _NONE else {}
         yield from axis(node, {1: dim, 2: target, **by_element}, {0: dim})
@@ -101,8 +93,8 @@ def likelihood_backward(node: Node) -> Iterator[Axis]:
 
 def mean_square(node: Node) -> Iterator[Axis]:
     """x, target, reduction."""
-    one, two = given(node, (0,)), given(node, (1,))
-    if one is None or two is None or one.shape != two.shape:
+    one, two = of_kind(Value, node.args[0]), of_kind(Value, node.args[1])
+    if one.shape != two.shape:
         return
     reduction = number(node, 2, "reduction", _MEAN)
     for dim in range(len(one.shape)):
@@ -112,8 +104,8 @@ def mean_square(node: Node) -> Iterator[Axis]:
 
 def mean_square_backward(node: Node) -> Iterator[Axis]:
     """gradient, x, target, reduction; the gradient of a mean divides by the count of what it is given, so it is closed."""
-    one, two = given(node, (1,)), given(node, (2,))
-    if one is None or two is None or one.shape != two.shape or node.args[3] == _MEAN:
+    one, two = of_kind(Value, node.args[1]), of_kind(Value, node.args[2])
+    if one.shape != two.shape or node.args[3] == _MEAN:
         return
     for dim in range(len(one.shape)):
         by_element: DimsByArgument = {0: dim} if node.args[3] == _NONE else {}
@@ -135,17 +127,13 @@ def planes(dims: int, sizes: int | None = None) -> AxesRule:
 
 def columns(node: Node) -> Iterator[Axis]:
     """Windows as columns, and back: [n, c, ..] and [n, c * window, positions], or without n."""
-    value = given(node, (0,))
-    result = node.outputs[0]
-    if value is not None and result is not None:
-        for dim in range(min(len(value.shape), len(result.shape)) - 1):
-            yield from axis(node, {0: dim}, {0: dim})
+    for dim in range(min(len(of_kind(Value, node.args[0]).shape), len(node.results[0].shape)) - 1):
+        yield from axis(node, {0: dim}, {0: dim})
 
 
 def likelihood_bytes(node: Node) -> int:
     """Of the scores one for each target is read."""
-    scores, targets = node.args[0], node.args[1]
-    scores = of_kind(Value, scores)
+    scores, targets = of_kind(Value, node.args[0]), node.args[1]
     return read_bytes(node, (0,)) + prod(ints(node, targets)) * ITEM_BYTES[scores.dtype] + bytes_of(node.results)
 
 

@@ -17,29 +17,24 @@ from lowtide.ir.sizes import ITEM_BYTES
 
 def embedding(node: Node) -> Iterator[Axis]:
     """table[words, e], index[..] -> [.., e]."""
-    index = given(node, (1,))
-    if index is not None:
-        for dim in range(len(index.shape)):
-            yield from axis(node, {1: dim}, {0: dim})
-        yield from axis(node, {0: 1}, {0: len(index.shape)})
+    rank = len(of_kind(Value, node.args[1]).shape)
+    for dim in range(rank):
+        yield from axis(node, {1: dim}, {0: dim})
+    yield from axis(node, {0: 1}, {0: rank})
 
 
 def embedding_backward(node: Node) -> Iterator[Axis]:
     """gradient[.., e], index[..], words, padding, by frequency -> [words, e]. Frequencies are of the whole index."""
-    index = given(node, (1,))
-    if index is None:
-        return
-    if node.args[4] is False:
-        for dim in range(len(index.shape)):
-            yield from axis(node, {0: dim, 1: dim}, {0: SUM})
-    yield from axis(node, {0: len(index.shape)}, {0: 1})
+    rank = len(of_kind(Value, node.args[1]).shape)
+    for dim in range(rank) if node.args[4] is False else ():
+        yield from axis(node, {0: dim, 1: dim}, {0: SUM})
+    yield from axis(node, {0: rank}, {0: 1})
 
 
 def index(node: Node) -> Iterator[Axis]:
     """x[i, j, ..]: dimensions that are not looked up, and those of the indices, which are broadcast."""
-    value = given(node, (0,))
-    dims = _indexed(node)
-    if value is None or dims is None:
+    value, dims = of_kind(Value, node.args[0]), _indexed(node)
+    if dims is None:
         return
     looked_up, shared, first = dims
     free = [dim for dim in range(len(value.shape)) if dim not in looked_up]
@@ -52,11 +47,8 @@ def index(node: Node) -> Iterator[Axis]:
 
 def index_put(node: Node) -> Iterator[Axis]:
     """x, indices, values: dimensions that are not looked up; all of them where a mask as large as x says where."""
-    value, source = given(node, (0,)), given(node, (2,))
-    if value is None or source is None:
-        return
-    mask = _whole_mask(node, value)
-    dims = _indexed(node)
+    value, source = of_kind(Value, node.args[0]), of_kind(Value, node.args[2])
+    mask, dims = _whole_mask(node, value), _indexed(node)
     if mask is not None and len(source.shape) == 0:
         for dim in range(len(value.shape)):
             yield from axis(node, {0: dim, mask: dim}, {0: dim})
@@ -94,20 +86,18 @@ def _whole_mask(node: Node, value: Value) -> ArgumentPath | None:
     return (1, 0) if isinstance(only, Value) and only.dtype == "bool" and only.shape == value.shape else None
 
 
-def along(index_at: int, *others: int, free: bool) -> AxesRule:
+def along(*others: int, free: bool) -> AxesRule:
     """x, dim, index, ..: dimensions other than `dim` where all extents agree; with `free` also `dim`, of which x is whole.
 
     `others` are the positions of tensors as large as the index.
     """
 
     def rule(node: Node) -> Iterator[Axis]:
-        value, where = given(node, (0,)), given(node, (index_at,))
-        named = node.args[1]
-        if value is None or where is None or len(where.shape) != len(value.shape):
+        value, named, where = of_kind(Value, node.args[0]), of_kind(int, node.args[1]), of_kind(Value, node.args[2])
+        if len(where.shape) != len(value.shape):
             return
-        named = of_kind(int, named)
         for dim in range(len(value.shape)):
-            sliced: DimsByArgument = dict.fromkeys((index_at, *others), dim)
+            sliced: DimsByArgument = dict.fromkeys((2, *others), dim)
             if dim != named % len(value.shape):
                 if value.shape[dim] == where.shape[dim] and all(_extent(node, at, dim) in (None, where.shape[dim]) for at in others):
                     yield from axis(node, {0: dim, **sliced}, {0: dim})
@@ -139,12 +129,9 @@ def rows_added(node: Node) -> Iterator[Axis]:
 
 
 def _by_vector(node: Node, source: int | None) -> Iterator[Axis]:
-    value, named = given(node, (0,)), node.args[1]
-    if value is None:
-        return
-    named = of_kind(int, named)
-    for dim in range(len(value.shape)):
-        if dim != named % len(value.shape):
+    rank, named = len(of_kind(Value, node.args[0]).shape), of_kind(int, node.args[1])
+    for dim in range(rank):
+        if dim != named % rank:
             also: DimsByArgument = {} if source is None else {source: dim}
             yield from axis(node, {0: dim, **also}, {0: dim})
         elif source is None:
@@ -187,11 +174,11 @@ ROWS = (
     Operator(name="aten.index", axes=index, moved_bytes=lookup_bytes),
     Operator(name="aten.index_put", axes=index_put),
     Operator(name="aten.index_put_", moved_bytes=index_put_bytes),
-    Operator(name="aten.gather", axes=along(2, free=True), moved_bytes=lookup_bytes, refuses=gathered),
-    Operator(name="aten.scatter.src", axes=along(2, 3, free=False)),
-    Operator(name="aten.scatter.value", axes=along(2, free=False)),
+    Operator(name="aten.gather", axes=along(free=True), moved_bytes=lookup_bytes, refuses=gathered),
+    Operator(name="aten.scatter.src", axes=along(3, free=False)),
+    Operator(name="aten.scatter.value", axes=along(free=False)),
     Operator(name="aten.scatter_", moved_bytes=into_positions()),
-    Operator(name="aten.scatter_add", axes=along(2, 3, free=False)),
+    Operator(name="aten.scatter_add", axes=along(3, free=False)),
     Operator(name="aten.scatter_add_", moved_bytes=into_positions(adds=True)),
     Operator(name="aten.index_select", axes=index_select, moved_bytes=lookup_bytes, refuses=gathered),
     Operator(name="aten.index_add", axes=index_add),

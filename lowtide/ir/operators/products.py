@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Node, Value
 from lowtide.ir.operators.axes import SUM, Axis, DimsByArgument, Role, axis, given
 from lowtide.ir.operators.row import AxesRule, Count, Draws, Fusion, Operator
@@ -115,9 +116,7 @@ def _place(node: Node, at: int, term: str, letter: str) -> int | None:
 
 def matmul(node: Node) -> Iterator[Axis]:
     """[.., m, k] @ [.., k, n], batches broadcast; a vector on either side has no m, or no n."""
-    one, two, result = given(node, (0,)), given(node, (1,)), node.outputs[0]
-    if one is None or two is None or result is None:
-        return
+    one, two, result = of_kind(Value, node.args[0]), of_kind(Value, node.args[1]), node.results[0]
     rows, columns = len(one.shape) > 1, len(two.shape) > 1
     batch = len(result.shape) - rows - columns
     for dim in range(batch):
@@ -135,15 +134,11 @@ def matmul(node: Node) -> Iterator[Axis]:
 
 
 def linear(node: Node) -> Iterator[Axis]:
-    x, bias = given(node, (0,)), given(node, (2,))
-    if x is None:
-        return
-    last = len(x.shape) - 1
+    last = len(of_kind(Value, node.args[0]).shape) - 1
     for dim in range(last):
         yield from axis(node, {0: dim}, {0: dim})
-    roles: dict[int, Role] = {0: last}
-    yield from axis(node, {1: 0, 2: 0}, roles)
-    if bias is None:
+    yield from axis(node, {1: 0, 2: 0}, {0: last})
+    if given(node, (2,)) is None:
         yield from axis(node, {0: last, 1: 1}, {0: SUM})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lowtide.errors import of_kind
-from lowtide.ir.graph import Node
+from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes import MEAN, SUM, Axis, Combine, DimsByArgument, Reduced, Role, axis, dims_of, given, number
 from lowtide.ir.operators.row import AxesRule, Fusion, Indices, Operator
 
@@ -15,10 +15,7 @@ def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) 
     """Named dimensions are reduced, by `combine`, or closed where there is none; all others map. `dims_at` None: all are reduced."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        value = given(node, (0,))
-        if value is None:
-            return
-        rank = len(value.shape)
+        rank = len(of_kind(Value, node.args[0]).shape)
         reduced = tuple(range(rank)) if dims_at is None else dims_of(node, dims_at, rank)
         keeps = dims_at is not None and number(node, keepdim_at, "keepdim", 0) is True
         for dim in range(rank):
@@ -32,15 +29,12 @@ def over(combine: Reduced | None, dims_at: int | None = 1, keepdim_at: int = 2) 
     return rule
 
 
-def named(position: int, *, default: int = -1) -> AxesRule:
+def named(position: int) -> AxesRule:
     """All dimensions of all tensors but the one that an argument names: softmax, cumsum, sort, topk, where shapes agree on it."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        value = given(node, (0,))
-        if value is None:
-            return
-        rank = len(value.shape)
-        dim_of = of_kind(int, number(node, position, "dim", default))
+        rank = len(of_kind(Value, node.args[0]).shape)
+        dim_of = of_kind(int, number(node, position, "dim", -1))
         for dim in range(rank):
             if dim != dim_of % rank:
                 tensors = [at for at in range(len(node.args)) if (one := given(node, (at,))) is not None and len(one.shape) == rank]

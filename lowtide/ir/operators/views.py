@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lowtide.errors import of_kind, there
+from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Node, Value
-from lowtide.ir.operators.axes import ArgumentPath, Axis, Role, axis, divides, given, number
+from lowtide.ir.operators.axes import ArgumentPath, Axis, axis, divides, number
 from lowtide.ir.operators.row import AxesRule, Fake, Fusion, Operator
 from lowtide.ir.sizes import Size
 
@@ -20,10 +20,8 @@ _TO_END = 2**63 - 1  # the end of a slice that ends where its argument does
 
 def reshape(node: Node) -> Iterator[Axis]:
     """The outermost dimension of each group, see above."""
-    value, result = given(node, (0,)), node.outputs[0]
-    if value is None or result is None or value.dtype != result.dtype:
-        return
-    for dim, to in outermost(value.shape, result.shape):
+    value, result = of_kind(Value, node.args[0]), node.results[0]
+    for dim, to in outermost(value.shape, result.shape) if value.dtype == result.dtype else ():
         yield from axis(node, {0: dim}, {0: to}, _extents(node, 1, to))
 
 
@@ -64,16 +62,13 @@ def _extents(node: Node, position: int, *dims: int) -> tuple[ArgumentPath, ...]:
 
 
 def permute(node: Node) -> Iterator[Axis]:
-    order = of_kind(tuple, node.args[1])
-    for to, dim in enumerate(order):
-        dim = of_kind(int, dim)
-        yield from axis(node, {0: dim}, {0: to})
+    for to, dim in enumerate(of_kind(tuple, node.args[1])):
+        yield from axis(node, {0: _int(dim)}, {0: to})
 
 
 def transpose(node: Node) -> Iterator[Axis]:
     """Two dimensions change places; `t` has at most two."""
-    value = there(given(node, (0,)))
-    rank = len(value.shape)
+    rank = len(of_kind(Value, node.args[0]).shape)
     order = list(range(rank))
     pair = [dim % rank for dim in (node.args[1:3] or (0, 1)) if isinstance(dim, int)] if rank > 1 else []
     if pair:
@@ -84,9 +79,7 @@ def transpose(node: Node) -> Iterator[Axis]:
 
 def expand(node: Node) -> Iterator[Axis]:
     """What is there maps; what is new, or was 1, is made of the whole argument in every part."""
-    value, result = given(node, (0,)), node.outputs[0]
-    if value is None or result is None:
-        return
+    value, result = of_kind(Value, node.args[0]), node.results[0]
     new = len(result.shape) - len(value.shape)
     for to in range(len(result.shape)):
         there = to >= new and value.shape[to - new] != 1
@@ -97,46 +90,28 @@ def without(position: int, names: str = "dim", default: Arg = 0) -> AxesRule:
     """All dimensions but those that an argument names, which the results lack where there are fewer of them: select, unbind, flip."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        value, named = given(node, (0,)), number(node, position, names, default)
-        if value is not None:
-            listed = named if isinstance(named, tuple) else (named,)
-            if not listed:
-                return  # all of them, flattened
-            yield from kept(node, value, [_int(dim) % max(1, len(value.shape)) for dim in listed])
+        rank, named = len(of_kind(Value, node.args[0]).shape), number(node, position, names, default)
+        listed = named if isinstance(named, tuple) else (named,)
+        closed = [_int(dim) % max(1, rank) for dim in listed]
+        fewer = len(node.results[0].shape) < rank
+        for dim in range(rank) if listed else ():  # none are named where all are meant, flattened
+            if dim not in closed:
+                to = dim - sum(each < dim for each in closed) if fewer else dim
+                yield from axis(node, {0: dim}, dict.fromkeys(range(len(node.outputs)), to))
 
     return rule
 
 
-def kept(node: Node, value: Value, closed: Sequence[int], sizes: int | None = None) -> Iterator[Axis]:
-    """An axis for each dimension of the first argument that is not closed; results have them all, or all but those."""
-    result = next(iter(node.results), None)
-    if result is None:
-        return
-    fewer = len(result.shape) < len(value.shape)
-    for dim in range(len(value.shape)):
-        if dim not in closed:
-            to = dim - sum(each < dim for each in closed) if fewer else dim
-            roles: dict[int, Role] = dict.fromkeys(range(len(node.outputs)), to)
-            yield from axis(node, {0: dim}, roles, () if sizes is None else _extents(node, sizes, dim))
-
-
-def in_order(node: Node) -> Iterator[Axis]:
-    """Dimensions but those of 1 are the same on both sides."""
-    yield from _in_order(node, ())
-
-
 def squeeze(node: Node) -> Iterator[Axis]:
     """Dimensions that are not named: one that is could be of 1 in a part, and go."""
-    value, named = given(node, (0,)), node.args[1]
-    if value is not None:
-        listed = named if isinstance(named, tuple) else (named,)
-        yield from _in_order(node, [_int(dim) % max(1, len(value.shape)) for dim in listed])
+    named, rank = node.args[1], len(of_kind(Value, node.args[0]).shape)
+    listed = named if isinstance(named, tuple) else (named,)
+    yield from in_order(node, [_int(dim) % max(1, rank) for dim in listed])
 
 
-def _in_order(node: Node, closed: Sequence[int]) -> Iterator[Axis]:
-    value, result = given(node, (0,)), node.outputs[0]
-    if value is None or result is None:
-        return
+def in_order(node: Node, closed: Sequence[int] = ()) -> Iterator[Axis]:
+    """Dimensions but those of 1 are the same on both sides."""
+    value, result = of_kind(Value, node.args[0]), node.results[0]
     left = [dim for dim, extent in enumerate(value.shape) if extent != 1]
     right = [dim for dim, extent in enumerate(result.shape) if extent != 1]
     for dim, to in zip(left, right, strict=True):
@@ -146,17 +121,13 @@ def _in_order(node: Node, closed: Sequence[int]) -> Iterator[Axis]:
 
 def leading(node: Node) -> Iterator[Axis]:
     """Dimensions that both sides have: the last of one of them is that of a complex number's parts."""
-    value, result = given(node, (0,)), node.outputs[0]
-    if value is not None and result is not None:
-        for dim in range(min(len(value.shape), len(result.shape))):
-            yield from axis(node, {0: dim}, {0: dim})
+    for dim in range(min(len(of_kind(Value, node.args[0]).shape), len(node.results[0].shape))):
+        yield from axis(node, {0: dim}, {0: dim})
 
 
 def slice_(node: Node) -> Iterator[Axis]:
     """All dimensions but the one that is cut; that one, too, where nothing is cut off."""
-    value, result = given(node, (0,)), node.outputs[0]
-    if value is None or result is None:
-        return
+    value, result = of_kind(Value, node.args[0]), node.results[0]
     rank = len(value.shape)
     cut = _int(number(node, 1, "dim", 0)) % rank
     whole = value.shape[cut] == result.shape[cut] and number(node, 4, "step", 1) == 1
@@ -169,10 +140,7 @@ def slice_(node: Node) -> Iterator[Axis]:
 
 def cat(node: Node) -> Iterator[Axis]:
     """All dimensions but the one along which arguments are joined; empty vectors among them are skipped, as torch does."""
-    result = node.outputs[0]
-    if result is None:
-        return
-    rank = len(result.shape)
+    rank = len(node.results[0].shape)
     joined = _int(number(node, 1, "dim", 0)) % max(1, rank)
     for dim in range(rank):
         if dim != joined:
@@ -186,10 +154,7 @@ def _joined(node: Node, rank: int) -> list[int]:
 
 def stack(node: Node) -> Iterator[Axis]:
     """As cat along a new dimension."""
-    result = node.outputs[0]
-    if result is None:
-        return
-    rank = len(result.shape)
+    rank = len(node.results[0].shape)
     joined = _int(number(node, 1, "dim", 0)) % rank
     for dim in range(rank - 1):
         yield from axis(node, {(0, at): dim for at in _joined(node, rank - 1)}, {0: dim + (dim >= joined)})
@@ -197,12 +162,8 @@ def stack(node: Node) -> Iterator[Axis]:
 
 def repeat(node: Node) -> Iterator[Axis]:
     """Dimensions that are repeated once."""
-    value, result = given(node, (0,)), node.outputs[0]
-    times = node.args[1]
-    if value is None or result is None:
-        return
-    times = of_kind(tuple, times)
-    new = len(times) - len(value.shape)
+    times = of_kind(tuple, node.args[1])
+    new = len(times) - len(of_kind(Value, node.args[0]).shape)
     for to, count in enumerate(times):
         if to >= new and count == 1:
             yield from axis(node, {0: to - new}, {0: to})
@@ -212,11 +173,9 @@ def back_from(fewer: bool) -> AxesRule:
     """The gradient of a view of a part of one dimension, given the whole's sizes: slice_backward, select_backward."""
 
     def rule(node: Node) -> Iterator[Axis]:
-        result = node.outputs[0]
-        if result is None:
-            return
-        cut = _int(node.args[2]) % len(result.shape)
-        for dim in range(len(result.shape)):
+        rank = len(node.results[0].shape)
+        cut = _int(node.args[2]) % rank
+        for dim in range(rank):
             if dim != cut:
                 yield from axis(node, {0: dim - (fewer and dim > cut)}, {0: dim}, _extents(node, 1, dim))
 
@@ -225,11 +184,7 @@ def back_from(fewer: bool) -> AxesRule:
 
 def pad(node: Node) -> Iterator[Axis]:
     """Dimensions that are not padded."""
-    result, amounts = node.outputs[0], node.args[1]
-    if result is None:
-        return
-    amounts = of_kind(tuple, amounts)
-    rank = len(result.shape)
+    amounts, rank = of_kind(tuple, node.args[1]), len(node.results[0].shape)
     for dim in range(rank):
         at = 2 * (rank - 1 - dim)
         if all(amount == 0 for amount in amounts[at : at + 2]):

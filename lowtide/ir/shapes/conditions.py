@@ -94,23 +94,19 @@ def _has_next(dimension: Dimension, step: int, holds: Holds, point: Mapping[str,
 
 def part_of_range(dimensions: Dimensions, holds: Holds, point: Mapping[str, int]) -> Dimensions:
     """The ranges around a point in which all holds along each dimension, the others being as they are there."""
-    return tuple(_narrowed(each, holds, point) for each in dimensions)
+    ends = ((each, _last(each.name, each.least, holds, point), _last(each.name, each.most, holds, point)) for each in dimensions)
+    return tuple(replace(each, least=least, most=most) for each, least, most in ends)
 
 
-def _narrowed(dimension: Dimension, holds: Holds, point: Mapping[str, int]) -> Dimension:
+def _last(name: str, end: int, holds: Holds, point: Mapping[str, int]) -> int:
+    """The last number of a dimension on the way from a point to `end` up to which all holds, as far as halving tells."""
+
     def there(number: int) -> bool:
-        return holds({**point, dimension.name: number})
+        return holds({**point, name: number})
 
-    here = point[dimension.name]
-    least, most = _last(here, dimension.least, there), _last(here, dimension.most, there)
-    return replace(dimension, least=least, most=most)
-
-
-def _last(first: int, end: int, there: Callable[[int], bool]) -> int:
-    """The last number on the way from `first` to `end` up to which all are there, as far as halving tells."""
     if there(end):
         return end
-    good, bad = first, end
+    good, bad = point[name], end
     while abs(bad - good) > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if there(middle) else (good, middle)

@@ -186,7 +186,8 @@ class ArgumentReader:
 
     def _piece(self) -> float:
         """One of the two floats of a complex number."""
-        if self._accept_name("float"):
+        if self._kind == _IS_NAME and self._token == "float":
+            self._advance()
             self._expect("(")
             number = self._special_float()
             self._expect(")")
@@ -243,12 +244,6 @@ class ArgumentReader:
 
     def _accept(self, mark: str) -> bool:
         if self._kind != _IS_MARK or self._token != mark:
-            return False
-        self._advance()
-        return True
-
-    def _accept_name(self, name: str) -> bool:
-        if self._kind != _IS_NAME or self._token != name:
             return False
         self._advance()
         return True
