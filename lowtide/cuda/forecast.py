@@ -70,10 +70,12 @@ def requests_of(plan: Contents) -> tuple[list[MemoryRequest], list[MemoryRequest
     return [request for _, request in rows], spaces
 
 
-def expected(plan: Contents) -> tuple[Recorded, Recorded]:
-    """The same as an arena takes them, in steps of the plan."""
+def expected(plan: Contents) -> tuple[Recorded, Recorded, frozenset[int]]:
+    """The same as an arena takes them, in steps of the plan; and the steps whose results are no other's memory."""
     requests, spaces = requests_of(plan)
-    return _recorded(requests), _recorded(spaces)
+    results = [plan.graph.nodes[index].results for index in plan.order]
+    alone = (step for step, values in enumerate(results) if values and len({value.storage for value in values}) == len(values))
+    return _recorded(requests), _recorded(spaces), frozenset(alone)
 
 
 def simulated_allocator() -> CachingAllocator | None:

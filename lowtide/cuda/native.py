@@ -35,18 +35,14 @@ _VIRTUAL = re.compile(r"virtual\s+([\w:<>,\s*&]+?)\s*\b(\w+)\(((?:[^()]|\([^()]*
 _NAMED = re.compile(r"(.*[\s*&>])(\w+)$", re.S)
 
 
-class UnknownHeadersError(Exception):
-    """They are not as expected."""
-
-
 def forwarders(include: Path) -> str:
-    """One function a line. Raises UnknownHeadersError, and OSError."""
+    """One function a line. Raises ValueError for headers that are not as expected, and OSError."""
     lines: dict[tuple[str, str], str] = {}
     for file, head in _CLASSES:
         text = (include / file).read_text(encoding="utf-8")
         start = text.find(head)
         if start < 0:
-            raise UnknownHeadersError(f"{file} has no {head!r}")
+            raise ValueError(f"{file} has no {head!r}")
         for result, name, parameters, const in _VIRTUAL.findall(_COMMENT.sub(" ", text[start : text.index("\n};", start)])):
             types = [_type_of(each) for each in _split(parameters)]
             if name not in OWN:
@@ -84,8 +80,6 @@ def _split(parameters: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-__all__ = ["load"]
-
 _HERE = Path(__file__).parent
 _SOURCES = (native.SOURCE, _HERE / "device.hpp", _HERE / "planned.hpp", Path(__file__))
 _loaded: list[Any] = []  # at most one
@@ -115,7 +109,7 @@ def _compile(target: Path) -> None:
     generated = target.parent / "forwarders.inc"
     try:
         generated.write_text(forwarders(root / "include"), encoding="utf-8")
-    except (UnknownHeadersError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise NativeError(f"torch's headers are not as expected ({error})") from error
     include = [_HERE / "headers", root / "include", target.parent, _HERE, *_cuda(root)]
     options = [*FLAGS, "-w", "-DLOWTIDE_CUDA", *(f"-I{each}" for each in include)]

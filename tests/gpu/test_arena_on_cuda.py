@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,13 @@ from torch import nn
 import lowtide
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
+from lowtide.base.folders import directory
+from lowtide.cuda import native as cuda_native
 from lowtide.placement import Portfolio
+from lowtide.runtime.arena.allocator import Allocator, Recorded
+from lowtide.runtime.arena.arena import Arena
+from lowtide.runtime.program import Program
+from tests.arenas import FirstFit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -222,3 +229,42 @@ def test_an_evaluation_between_steps_has_the_memory_of_the_idle_arena():
         assert (step.arena.taken_bytes, step.arena.served_steps) == (arena_bytes, before + turn + 1)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * arena_bytes, dtype=torch.uint8, device="cuda")
+
+
+@torch.library.custom_op("lowtide_tests::by_way_of_a_copy", mutates_args=())
+def _by_way_of_a_copy(x: torch.Tensor) -> torch.Tensor:
+    copy = x.contiguous().clone()
+    return copy + 1
+
+
+_CHAIN = """
+from torch import ops
+def step(inputs):
+    x, = inputs
+    a = ops.lowtide_tests.by_way_of_a_copy.default(x)
+    b = ops.lowtide_tests.by_way_of_a_copy.default(a)
+    del a
+    c = ops.lowtide_tests.by_way_of_a_copy.default(b)
+    return [b.data_ptr(), c.data_ptr(), c + 1]
+"""
+
+
+def test_results_lie_where_they_were_guessed_to_though_workspaces_of_their_size_come_before_them():
+    """Sizes alone say neither which node asks nor what for; and what is recorded is what the next run asks for."""
+    allocator = Allocator(cuda_native.load(directory()), on_gpu=True)
+    x, nbytes = torch.zeros(2**20, device="cuda"), 4 * 2**20
+    sizes = np.full(4, nbytes)
+    results = Recorded(sizes, np.arange(4), np.array([2, 3, 3, -1]))
+    spaces = Recorded(sizes[:3], np.arange(3), np.arange(1, 4))
+    placed = []
+
+    def place_in_turns(problem):
+        placed.append(FirstFit.of(problem))
+        return placed[-1]
+
+    arena = Arena(allocator, place_in_turns)
+    program = Program(_CHAIN, positions=lambda: (-1, -1, -1, -1, 0, 1, 1, 2, 3))
+    second, third, _ = arena.run(program, lambda: program([x]), None, lambda: (results, spaces, frozenset(range(4))))
+    assert [second - arena._region.base, third - arena._region.base] == list(placed[0].offsets[1:3])
+    arena.run(program, lambda: program([x]))
+    assert (arena.served_runs, arena.counts.deviates) == (1, False)

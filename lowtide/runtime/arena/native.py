@@ -85,7 +85,7 @@ def _works(library: Any) -> bool:
 
 
 _POINTER, _INTEGER, _STATUS, _OBJECT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.py_object
-_FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it calls Python back and so holds its lock, result, arguments
+_FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it holds Python's lock, as what calls it back does; result, arguments
     ("install", False, _STATUS),
     ("region", False, _STATUS, _INTEGER, _POINTER),
     ("region_drop", False, None, _POINTER),
@@ -100,6 +100,8 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it calls Python bac
     ("take", False, None, _POINTER, _POINTER, _POINTER, _POINTER),
     ("serve", True, _OBJECT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
     ("record", True, _OBJECT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
+    ("at", True, None, _INTEGER),
+    ("moves", True, _STATUS, _POINTER),
     ("aside", True, _OBJECT, _POINTER, _OBJECT),
     ("alone", True, _OBJECT, _POINTER, _POINTER, _OBJECT, _OBJECT),
     ("trim", False, None),
