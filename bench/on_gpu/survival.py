@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from bench import torchvision_shim
 from bench.models import MODELS
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from bench.models.workload import Workload
@@ -228,6 +229,7 @@ def main() -> None:
         sys.exit("expected a GPU, or `python -m tests.null_cuda` before this")
     if options.one:
         warnings.simplefilter("ignore")
+        torchvision_shim.install()
         for row in rows(next(each for each in NETWORKS if each.name == options.one), Ground.here()):
             print(json.dumps(row), flush=True)
         return
