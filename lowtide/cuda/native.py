@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lowtide.runtime.arena import native
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once
 
 OWN = frozenset({
     "allocate", "raw_alloc", "raw_alloc_with_stream", "raw_delete", "recordStream", "getBaseAllocation", "shareIpcHandle", "name",
@@ -52,13 +51,9 @@ def forwarders(include: Path) -> str:
 
 def _forwarder(result: str, name: str, types: list[str], const: str) -> str:
     declared = ", ".join(f"{each} a{at}" for at, each in enumerate(types))
-    passed = ", ".join(f"static_cast<{each}&&>(a{at})" if _by_value(each) else f"a{at}" for at, each in enumerate(types))
+    moved = {at for at, each in enumerate(types) if "<" in each and not each.endswith(("&", "*"))}  # objects of their own
+    passed = ", ".join(f"static_cast<{types[at]}&&>(a{at})" if at in moved else f"a{at}" for at in range(len(types)))
     return f"  {result} {name}({declared}) {const} override {{ return inner->{name}({passed}); }}"
-
-
-def _by_value(kind: str) -> bool:
-    """Whether an argument is an object of its own, which is moved on."""
-    return "<" in kind and not kind.endswith(("&", "*"))
 
 
 def _type_of(parameter: str) -> str:
@@ -82,19 +77,11 @@ def _split(parameters: str) -> list[str]:
 
 _HERE = Path(__file__).parent
 _SOURCES = (native.SOURCE, _HERE / "device.hpp", _HERE / "planned.hpp", Path(__file__))
-_loaded: list[Any] = []  # at most one
-_loading = threading.Lock()
 
 
+@once
 def load(directory: Path | None) -> Any:
     """This process's library, built where there is none yet below `directory`. Raises NativeError."""
-    with _loading:
-        if not _loaded:
-            _loaded.append(_library(directory))
-        return _loaded[0]
-
-
-def _library(directory: Path | None) -> Any:
     if sys.platform != "linux" or torch.version.cuda is None:
         raise NativeError("the planned allocator for a GPU is made for CUDA under Linux")
     if torch.cuda.get_allocator_backend() != "native":

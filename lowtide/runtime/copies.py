@@ -20,7 +20,6 @@ State that lies on the host between steps is the caller's tensor there, which ca
 
 In the end, however the run went, the host itself waits: `finally: host.last_waits[0]()`, and so the other one. An interrupt comes before
 such a call of C or after it: what the caller may read or let go is whole.
-
 On CUDA, copies run on streams of their own: "waits" means that the stream that computes waits, or one that copies, and the program itself
 runs on. On a device without streams they are done at once, and there is nothing to wait for.
 """

@@ -72,7 +72,6 @@ class Program:
     """Source text that defines `step(inputs) -> outputs`, as `lower` leaves it. Runs beneath autograd and without autocast.
 
     A program that stores and loads is `step(inputs, host)`, and needs the host's memory.
-
     Some kernels ask whether gradients are enabled (oneDNN's recurrent layers keep a workspace for the backward pass only then), so the
     program runs with the setting under which it was captured, while autograd itself is passed by.
     """

@@ -13,31 +13,21 @@ import hashlib
 import os
 import platform
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, processor
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once, processor
 
 __all__ = ["SOURCE", "NativeError", "key", "load", "opened"]
 
 SOURCE = Path(__file__).with_name("allocator.cpp")
 
-_loaded: list[Any] = []  # at most one: a second planned allocator would stand before the first
-_loading = threading.Lock()
 
-
+@once
 def load(directory: Path | None) -> Any:
     """This process's library, built where there is none yet below `directory`. Raises NativeError."""
-    with _loading:
-        if not _loaded:
-            _loaded.append(_library(directory))
-        return _loaded[0]
-
-
-def _library(directory: Path | None) -> Any:
     if sys.platform != "linux":
         raise NativeError(f"the planned allocator is made for Linux, this is {platform.system()}")
     return library(directory, f"allocator-{key(SOURCE)}.so", LibraryRecipe("the planned allocator", _compile, opened))
