@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from lowtide.cuda.segments import CachingAllocator, ExpandableAllocator, rounded_bytes
+from lowtide.cuda.segments import HUGE_BYTES, CachingAllocator, ExpandableAllocator, rounded_bytes, segment_bytes
 from lowtide.ir.graph import Kind, Storage, Value
 from lowtide.ir.operators.row import STORE
 from lowtide.ir.operators.table import row_of
@@ -107,7 +107,8 @@ def device_memory(plan: Contents, *, arena: bool, copies_bytes: int | None = Non
     resident = [int(storage.nbytes) for storage in storages if _is_there(storage)]
     runs = [[request for requests in requests_of(each) for request in requests] for each in programs]
     if arena:  # one block for all but what outlives a run
-        resident.append(max(map(_most_bytes, runs)))
+        most_bytes = max(map(_most_bytes, runs))
+        resident.append(segment_bytes(most_bytes) if most_bytes >= HUGE_BYTES else most_bytes)  # as device.hpp does
         runs = [[request for request in requests if request.end < 0] for requests in runs]
     return _simulated(resident, runs, copies_bytes)
 

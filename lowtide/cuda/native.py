@@ -4,7 +4,6 @@
     leaves  a library that ctypes has loaded, or NativeError, which says why there is none
 
 It is the source of `runtime/arena` with what a CUDA device does otherwise; nvcc is not asked.
-
 Reads off torch's headers what a CUDA allocator has to do, as C++ that hands each of it on to another.
 
 The class changes from one version of torch to the next. What the planned allocator does by itself is named in `OWN`.

@@ -31,7 +31,7 @@ GRANULE_BYTES = 512
 SMALL_BYTES = 2**20  # the largest request of the small pool
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 _LARGE_SEGMENT_BYTES = 20 * 2**20
-_HUGE_BYTES = 10 * 2**20  # a request from here on gets a segment of its own size
+HUGE_BYTES = 10 * 2**20  # a request from here on gets a segment of its own size
 _HUGE_GRANULE_BYTES = 2 * 2**20
 _STARTS = (2**50, 0)  # of the large pool and the small one: where expandable segments begin, far apart
 
@@ -45,7 +45,7 @@ def segment_bytes(size_bytes: int) -> int:
     """What the device is asked for, to serve a rounded request that no free block can."""
     if size_bytes <= SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
-    if size_bytes < _HUGE_BYTES:
+    if size_bytes < HUGE_BYTES:
         return _LARGE_SEGMENT_BYTES
     return -(-size_bytes // _HUGE_GRANULE_BYTES) * _HUGE_GRANULE_BYTES
 

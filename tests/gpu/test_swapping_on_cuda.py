@@ -281,7 +281,7 @@ def test_state_lies_pinned_on_the_host_between_steps_as_promised(limit):
     assert all(item.is_pinned() for item in large)
     measured = step.measure(*batch)
     assert measured.pinned_bytes == step.plan.pinned_bytes >= sum(item.nbytes for item in large)
-    assert measured.peak_bytes <= 1.01 * step.plan.peak_bytes + 2**20
+    assert measured.peak_bytes <= 1.01 * step.plan.peak_bytes + 2**21
     if limit is None:  # else the first step's plan has buffers, too
         assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == step.plan.pinned_bytes
     resident = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
