@@ -6,19 +6,23 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import lowtide
 from lowtide.planning.warm_up import warm_up_planning
-from lowtide.remat.ahead import warm_up_ahead
+from lowtide.problems.order import OrderProblem, Rows, Task
+from lowtide.remat import ahead
+from lowtide.remat.cost import cost_of
+from lowtide.remat.problem import RematProblem
 from lowtide.schedule import Auto
 
 
 def main() -> None:
     torch.manual_seed(0)
     warm_up_planning(Auto(), limited=True)
-    warm_up_ahead()
+    _loads_ahead()
     _trained(_text(), torch.randint(0, 50, (4, 16)), torch.optim.AdamW, "70%")
     _trained(_images(), torch.randn(4, 3, 32, 32), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), None)
     network = _images().eval()
@@ -26,6 +30,14 @@ def main() -> None:
         lowtide.optimize(network, torch.randn(1, 3, 32, 32), exact=False)(torch.randn(1, 3, 32, 32))
         memories = [lowtide.Space("fast", 2**14, 2e9, 2e9), lowtide.Space("slow", None, 1e9, 1e9)]
         lowtide.plan_edge(lowtide.network(network, (torch.randn(1, 3, 32, 32),)), memories, cut=True)
+
+
+def _loads_ahead() -> None:
+    """No search of a small network comes to loads that could begin earlier."""
+    chain, limits = OrderProblem.of([1, 1], [Task("", (0,)), Task("", (1,), (0,))]), Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
+    problem = RematProblem(chain, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), limits)
+    sequence = problem.sequence_of(np.arange(2))
+    ahead._ahead(sequence, cost_of(problem, sequence).footprint_bytes, 2, 2, problem.facts)
 
 
 def _text() -> nn.Module:

@@ -15,6 +15,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage
 from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.offload import movable_storages, storable
+from lowtide.runtime.copies import StreamedMemory
 
 
 def random_sequence(graph: Graph, rng: random.Random, again: float = 0.2, away: float = 0.4, *, swap_state: bool = False) -> list[int]:
@@ -224,8 +225,8 @@ class LateStreams:
         self.pinned_bytes += nbytes
         return torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
-    def finish(self, stream: LateStream) -> None:
-        stream.run_until(stream.given)
+    def wait(self, stream: LateStream) -> Callable[[], None]:
+        return lambda: stream.run_until(stream.given)
 
     def let_go(self) -> None:
         self.log.append(("let go",))
@@ -250,6 +251,11 @@ class LateStreams:
             self.copied_bytes += nbytes
 
         stream.give(move)
+
+
+def idle_bytes(memory: StreamedMemory) -> int:
+    """The pinned memory that is kept and not in use now."""
+    return sum(size * len(buffers) for size, buffers in memory._idle.items())
 
 
 def swapping(sequence: Callable[[Graph], Sequence[int]], written: list[Any]) -> Callable[[Graph], tuple[Graph, ...]]:

@@ -54,7 +54,7 @@ def locked() -> Iterator[None]:
 def still() -> Iterator[None]:
     """The same, and all other parts stand still: their planning takes a host time for which a step would have to wait."""
     with locked():
-        others = [int(each.name) for each in PLACES.glob("*") if int(each.name) != os.getpid()] if len(_held) == 1 else []
+        others = [int(each.name) for each in PLACES.glob("*") if _is_anothers(each)] if len(_held) == 1 else []
         for group in others:
             send(group, signal.SIGSTOP)
         try:
@@ -62,6 +62,26 @@ def still() -> Iterator[None]:
         finally:
             for group in others:
                 send(group, signal.SIGCONT)
+
+
+def take_place() -> IO[str]:
+    """This process stands still for others from here on, for as long as the file is open."""
+    file = open(PLACES / str(os.getpid()), "a")  # noqa: SIM115 - it stays open
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def _is_anothers(place: Path) -> bool:
+    """Whether a part still runs there, and it is not this one; what one that ended has left is let go: its number may be anybody's now."""
+    if int(place.name) == os.getpid():
+        return False
+    with suppress(FileNotFoundError), open(place) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        place.unlink(missing_ok=True)
+    return False
 
 
 def send(group: int, what: signal.Signals) -> None:

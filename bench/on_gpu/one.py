@@ -6,14 +6,16 @@ python -m bench.on_gpu.one "exact: gpt2, bf16"
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
+from typing import IO
 
 import lowtide
-from bench.on_gpu.ground import PLACES, Ground, locked, still
+from bench.on_gpu.ground import Ground, locked, still, take_place
 from bench.on_gpu.parts import PARTS
 from lowtide.cost.trials import Trials
+
+_places: list[IO[str]] = []
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
 
 def _try_alone() -> None:
     """Have operators tried while no other part uses the device, and timed while all others stand still."""
-    (PLACES / str(os.getpid())).touch()
+    _places.append(take_place())
     with locked():  # its file is open from here on
         pass
     for name, apart in (("launches", still), ("level", locked)):

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from bench import torchvision_shim
 from bench.models import MODELS
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from bench.models.workload import Workload
@@ -159,10 +160,13 @@ def _survived(step: Any, work: Workload, optimizer: torch.optim.Optimizer, steps
         for turn in range(steps):
             step(*work.batch)
             known["steps"] = turn + 1
-            if turn % 10 == 9:
-                _between_steps(work)
-    except (torch.OutOfMemoryError, lowtide.StepError) as error:  # the latter after the loss
-        known |= {"verdict": "out of memory", "why": f"in step {known['steps'] + 1}: {str(error)[-500:]}"}
+            if turn % 10 == 9 and not _fits_between_steps(work, step):
+                known |= {"verdict": "evaluation does not fit", "why": f"after step {turn + 1}, nor without lowtide"}
+                break
+    except (RuntimeError, lowtide.StepError) as error:  # the latter after the loss
+        # cuDNN says in other words that a workspace did not fit.
+        is_of_memory = isinstance(error, (torch.OutOfMemoryError, lowtide.StepError)) or "cuDNN algorithm" in str(error)
+        known |= {"verdict": "out of memory" if is_of_memory else "failed", "why": f"in step {known['steps'] + 1}: {str(error)[-500:]}"}
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     report, arena = plan.cost_report, step.arena
@@ -180,6 +184,23 @@ def _multiply() -> None:
     with torch.no_grad():
         torch.addmm(row[0], row, row)
         torch.mm(row.float(), row.float())
+
+
+def _fits_between_steps(work: Workload, step: Any) -> bool:
+    """False where it does not fit with nothing of the step's there either. Raises OutOfMemoryError where it does then."""
+    try:
+        _between_steps(work)
+    except RuntimeError as error:
+        first = error.with_traceback(None)
+    else:
+        return True
+    step.empty_arena()
+    torch.cuda.empty_cache()
+    try:
+        _between_steps(work)
+    except RuntimeError:
+        return False
+    raise first
 
 
 def _between_steps(work: Workload) -> None:
@@ -228,6 +249,7 @@ def main() -> None:
         sys.exit("expected a GPU, or `python -m tests.null_cuda` before this")
     if options.one:
         warnings.simplefilter("ignore")
+        torchvision_shim.install()
         for row in rows(next(each for each in NETWORKS if each.name == options.one), Ground.here()):
             print(json.dumps(row), flush=True)
         return

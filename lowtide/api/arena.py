@@ -99,16 +99,8 @@ class StepArena:
         arena = self.arena
         if arena is None:
             return ArenaReport(0, 0, 0, 0, {}, Counts(), 0, self.absent)
-        return ArenaReport(
-            arena.planned_bytes,
-            arena.lower_bound_bytes,
-            arena.recorded_runs,
-            arena.served_runs,
-            dict(arena.runs_without),
-            arena.counts,
-            arena.live_tensors,
-            taken_bytes=arena.nbytes,
-        )
+        planned, runs = (arena.planned_bytes, arena.lower_bound_bytes), (arena.recorded_runs, arena.served_runs)
+        return ArenaReport(*planned, *runs, dict(arena.runs_without), arena.counts, arena.live_tensors, taken_bytes=arena.nbytes)
 
 
 @cache

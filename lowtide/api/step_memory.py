@@ -54,7 +54,9 @@ class StepMemory:
     def on_device(self, plan: Plan, *, is_planned_only: bool) -> Plan:
         """The plan with what PyTorch's allocator will count and reserve. A step that is only planned would have an arena."""
         if plan not in self._on_device:
-            self._on_device[plan] = device_memory(plan, arena=self.arena is not None or is_planned_only) or (None, None)
+            copies_bytes = max(1, graph_bytes(plan.graph)) if self.has_graphs and not plan.graph.dimensions else None
+            arena = self.arena is not None or is_planned_only
+            self._on_device[plan] = device_memory(plan, arena=arena, copies_bytes=copies_bytes) or (None, None)
         allocated_bytes, reserved_bytes = self._on_device[plan]
         return dataclasses.replace(plan, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
 

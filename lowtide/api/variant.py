@@ -124,7 +124,8 @@ class Variant:
             host_bytes -= home_bytes(captured.graph)  # which is there whatever else is
         check = InputCheck.of(captured.graph, captured.slots)
         networks = runners(decision.graph)
-        program = Program(lower(decision), gradients, devices, host, {**networks, **compiled_runners(decision.graph)}, host_bytes)
+        regions: dict[str, Callable[..., Sequence[Any]]] = {**networks, **compiled_runners(decision.graph)}
+        program = Program(lower(decision), gradients, devices, host, regions, host_bytes, partial(positions, decision))
         settings = SettingsCheck.of(captured.graph, captured.slots)
         return cls(captured, decision, planned, program, premises, check, settings, networks=networks)
 
@@ -180,7 +181,8 @@ class Variant:
         tensors = self._number_tensors
         if tensors is None:
             return None
-        program, arithmetic = replace(self.program, source=lower(tensors.decision)), Program(lower(tensors.arithmetic), False, ())
+        program = replace(self.program, source=lower(tensors.decision), positions=partial(positions, tensors.decision))
+        arithmetic = Program(lower(tensors.arithmetic), False, ())
         return NumberCopies(program, arithmetic, tensors.numbers, tuple(getattr(torch, each) for each in tensors.dtypes), tensors.free)
 
     @property

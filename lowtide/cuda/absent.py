@@ -9,7 +9,6 @@ The system's C++ compiler builds it once for each torch, as `runtime/libraries.p
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +21,9 @@ from lowtide.capture.formulas.absent import as_on
 from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.runtime.arena.native import key
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once
 
 _SOURCE = Path(__file__).with_name("backward.cpp")
-_loading = threading.Lock()
-_loaded: list[Any] = []  # at most one
 
 
 def is_absent(device: torch.device) -> bool:
@@ -53,18 +50,20 @@ def standing_in(device: torch.device, machine: Device | None) -> Iterator[None]:
         yield
         return
     try:
-        with _loading:
-            if not _loaded:
-                recipe = LibraryRecipe("the backward pass without a GPU", _compile, _opened)
-                _loaded.append(library(directory(), f"absent-{key(_SOURCE)}.so", recipe))
+        backward = _backward(directory())
     except NativeError as error:
         raise CaptureError(
             f"device: expected a device that is here, or a C++ compiler, with which a program is followed without it, got {device}: "
             f"{error}; or leave `device` out, and `simulate` alone plans the program as it runs on a CPU"
         ) from error
-    engine, evaluated = torch.ops.lowtide_absent, _loaded[0].lowtide_evaluated
+    engine, evaluated = torch.ops.lowtide_absent, backward.lowtide_evaluated
     with as_on(machine.name, machine.capability, machine.memory_bytes, engine, evaluated):
         yield
+
+
+@once
+def _backward(folder: Path | None) -> Any:
+    return library(folder, f"absent-{key(_SOURCE)}.so", LibraryRecipe("the backward pass without a GPU", _compile, _opened))
 
 
 def _compile(target: Path) -> None:

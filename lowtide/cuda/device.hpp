@@ -51,11 +51,19 @@ inline void wait(cudaStream_t after, c10::DeviceIndex device, cudaStream_t befor
   if (current != device) C10_CUDA_CHECK(cudaSetDevice(current));
 }
 
+// Of a large block the whole segment that PyTorch takes of the device for it: in the rest a tensor of others would come to lie, and would keep
+// the segment there when a larger arena has to have its place. cuda/forecast.py counts it so, too.
+inline int64_t whole(int64_t bytes) {
+  constexpr int64_t kHuge = 10 << 20, kGranule = 2 << 20;
+  if (bytes < kHuge) return bytes < kAlign ? kAlign : bytes;
+  return (bytes + kGranule - 1) / kGranule * kGranule;
+}
+
 // A block of so many bytes, or null.
 inline void* take(int64_t bytes, Work& work) {
   try {
     work.place = here();
-    work.block = inner->allocate(static_cast<size_t>(bytes < kAlign ? kAlign : bytes));
+    work.block = inner->allocate(static_cast<size_t>(whole(bytes)));
     return work.block.get();
   } catch (const c10::Error&) {  // out of memory
     return nullptr;

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from lowtide.cuda.segments import CachingAllocator, ExpandableAllocator, rounded_bytes
+from lowtide.cuda.segments import HUGE_BYTES, CachingAllocator, ExpandableAllocator, rounded_bytes, segment_bytes
 from lowtide.ir.graph import Kind, Storage, Value
 from lowtide.ir.operators.row import STORE
 from lowtide.ir.operators.table import row_of
@@ -70,10 +70,12 @@ def requests_of(plan: Contents) -> tuple[list[MemoryRequest], list[MemoryRequest
     return [request for _, request in rows], spaces
 
 
-def expected(plan: Contents) -> tuple[Recorded, Recorded]:
-    """The same as an arena takes them, in steps of the plan."""
+def expected(plan: Contents) -> tuple[Recorded, Recorded, frozenset[int]]:
+    """The same as an arena takes them, in steps of the plan; and the steps whose results are no other's memory."""
     requests, spaces = requests_of(plan)
-    return _recorded(requests), _recorded(spaces)
+    results = [plan.graph.nodes[index].results for index in plan.order]
+    alone = (step for step, values in enumerate(results) if values and len({value.storage for value in values}) == len(values))
+    return _recorded(requests), _recorded(spaces), frozenset(alone)
 
 
 def simulated_allocator() -> CachingAllocator | None:
@@ -90,12 +92,13 @@ def simulated_allocator() -> CachingAllocator | None:
     return ExpandableAllocator() if expandable else CachingAllocator()
 
 
-def device_memory(plan: Contents, *, arena: bool) -> tuple[int, int] | None:
+def device_memory(plan: Contents, *, arena: bool, copies_bytes: int | None = None) -> tuple[int, int] | None:
     """What `torch.cuda.max_memory_allocated` and `max_memory_reserved` will say of a process that has nothing else on the device.
 
-    What the caller holds is asked for first, in the graph's order; then first steps run, and this one until it settles. Not counted are
-    the workspaces that cuBLAS keeps, of 8 to 32 MiB. None for another device, for settings that are not simulated, and for state that is
-    swapped.
+    What the caller holds is asked for first, in the graph's order; then first steps run, and this one until it settles. With
+    `copies_bytes` it is captured as a CUDA graph, which has so many bytes of copies, and segments of its own. Not counted are the
+    workspaces that cuBLAS keeps for each stream, of 8 to 32 MiB. None for another device, for settings that are not simulated, and for
+    state that is swapped.
     """
     programs = (*plan.first_steps, plan)
     storages = dict.fromkeys(value.storage for value in programs[0].graph.inputs if value.storage.kind.caller_owned)
@@ -104,9 +107,10 @@ def device_memory(plan: Contents, *, arena: bool) -> tuple[int, int] | None:
     resident = [int(storage.nbytes) for storage in storages if _is_there(storage)]
     runs = [[request for requests in requests_of(each) for request in requests] for each in programs]
     if arena:  # one block for all but what outlives a run
-        resident.append(max(map(_most_bytes, runs)))
+        most_bytes = max(map(_most_bytes, runs))
+        resident.append(segment_bytes(most_bytes) if most_bytes >= HUGE_BYTES else most_bytes)  # as device.hpp does
         runs = [[request for request in requests if request.end < 0] for requests in runs]
-    return _simulated(resident, runs)
+    return _simulated(resident, runs, copies_bytes)
 
 
 def eager_memory(lives: Sequence[tuple[Kind, int, int, int]], workspace_bytes: Sequence[int]) -> tuple[int, int] | None:
@@ -118,10 +122,10 @@ def eager_memory(lives: Sequence[tuple[Kind, int, int, int]], workspace_bytes: S
     return _simulated(resident, [runs])
 
 
-def _simulated(resident: Sequence[int], runs: Sequence[Sequence[MemoryRequest]]) -> tuple[int, int] | None:
-    """The most allocated and reserved over what is held throughout and runs, of which the last is repeated."""
+def _simulated(resident: Sequence[int], runs: Sequence[Sequence[MemoryRequest]], copies_bytes: int | None = None) -> tuple[int, int] | None:
+    """The most allocated and reserved over what is held throughout and runs, of which the last is repeated, and captured."""
     allocator, before = simulated_allocator(), None
-    if allocator is None:
+    if allocator is None or (copies_bytes is not None and isinstance(allocator, ExpandableAllocator)):
         return None
     for nbytes in filter(None, resident):
         allocator.malloc(nbytes)
@@ -129,7 +133,15 @@ def _simulated(resident: Sequence[int], runs: Sequence[Sequence[MemoryRequest]])
         _run(allocator, sorted(requests, key=lambda each: each.start))
         if before == (before := allocator.layout()):
             break
-    return allocator.most_allocated_bytes, allocator.peak[0]
+    most = allocator.most_allocated_bytes, allocator.peak[0]
+    if copies_bytes is None:
+        return most
+    allocator.malloc(copies_bytes)
+    allocator.empty_cache()
+    pool = CachingAllocator()
+    _run(pool, runs[-1])
+    allocated_bytes, reserved_bytes = allocator.allocated_bytes + pool.most_allocated_bytes, allocator.reserved_bytes + pool.peak[0]
+    return max(most[0], allocated_bytes), max(most[1], reserved_bytes)
 
 
 def _run(allocator: CachingAllocator, requests: Sequence[MemoryRequest]) -> None:

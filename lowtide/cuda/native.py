@@ -4,7 +4,6 @@
     leaves  a library that ctypes has loaded, or NativeError, which says why there is none
 
 It is the source of `runtime/arena` with what a CUDA device does otherwise; nvcc is not asked.
-
 Reads off torch's headers what a CUDA allocator has to do, as C++ that hands each of it on to another.
 
 The class changes from one version of torch to the next. What the planned allocator does by itself is named in `OWN`.
@@ -14,14 +13,13 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lowtide.runtime.arena import native
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once
 
 OWN = frozenset({
     "allocate", "raw_alloc", "raw_alloc_with_stream", "raw_delete", "recordStream", "getBaseAllocation", "shareIpcHandle", "name",
@@ -35,18 +33,14 @@ _VIRTUAL = re.compile(r"virtual\s+([\w:<>,\s*&]+?)\s*\b(\w+)\(((?:[^()]|\([^()]*
 _NAMED = re.compile(r"(.*[\s*&>])(\w+)$", re.S)
 
 
-class UnknownHeadersError(Exception):
-    """They are not as expected."""
-
-
 def forwarders(include: Path) -> str:
-    """One function a line. Raises UnknownHeadersError, and OSError."""
+    """One function a line. Raises ValueError for headers that are not as expected, and OSError."""
     lines: dict[tuple[str, str], str] = {}
     for file, head in _CLASSES:
         text = (include / file).read_text(encoding="utf-8")
         start = text.find(head)
         if start < 0:
-            raise UnknownHeadersError(f"{file} has no {head!r}")
+            raise ValueError(f"{file} has no {head!r}")
         for result, name, parameters, const in _VIRTUAL.findall(_COMMENT.sub(" ", text[start : text.index("\n};", start)])):
             types = [_type_of(each) for each in _split(parameters)]
             if name not in OWN:
@@ -56,13 +50,9 @@ def forwarders(include: Path) -> str:
 
 def _forwarder(result: str, name: str, types: list[str], const: str) -> str:
     declared = ", ".join(f"{each} a{at}" for at, each in enumerate(types))
-    passed = ", ".join(f"static_cast<{each}&&>(a{at})" if _by_value(each) else f"a{at}" for at, each in enumerate(types))
+    moved = {at for at, each in enumerate(types) if "<" in each and not each.endswith(("&", "*"))}  # objects of their own
+    passed = ", ".join(f"static_cast<{types[at]}&&>(a{at})" if at in moved else f"a{at}" for at in range(len(types)))
     return f"  {result} {name}({declared}) {const} override {{ return inner->{name}({passed}); }}"
-
-
-def _by_value(kind: str) -> bool:
-    """Whether an argument is an object of its own, which is moved on."""
-    return "<" in kind and not kind.endswith(("&", "*"))
 
 
 def _type_of(parameter: str) -> str:
@@ -84,23 +74,13 @@ def _split(parameters: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-__all__ = ["load"]
-
 _HERE = Path(__file__).parent
 _SOURCES = (native.SOURCE, _HERE / "device.hpp", _HERE / "planned.hpp", Path(__file__))
-_loaded: list[Any] = []  # at most one
-_loading = threading.Lock()
 
 
+@once
 def load(directory: Path | None) -> Any:
     """This process's library, built where there is none yet below `directory`. Raises NativeError."""
-    with _loading:
-        if not _loaded:
-            _loaded.append(_library(directory))
-        return _loaded[0]
-
-
-def _library(directory: Path | None) -> Any:
     if sys.platform != "linux" or torch.version.cuda is None:
         raise NativeError("the planned allocator for a GPU is made for CUDA under Linux")
     if torch.cuda.get_allocator_backend() != "native":
@@ -115,7 +95,7 @@ def _compile(target: Path) -> None:
     generated = target.parent / "forwarders.inc"
     try:
         generated.write_text(forwarders(root / "include"), encoding="utf-8")
-    except (UnknownHeadersError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise NativeError(f"torch's headers are not as expected ({error})") from error
     include = [_HERE / "headers", root / "include", target.parent, _HERE, *_cuda(root)]
     options = [*FLAGS, "-w", "-DLOWTIDE_CUDA", *(f"-I{each}" for each in include)]

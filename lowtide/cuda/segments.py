@@ -31,7 +31,7 @@ GRANULE_BYTES = 512
 SMALL_BYTES = 2**20  # the largest request of the small pool
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 _LARGE_SEGMENT_BYTES = 20 * 2**20
-_HUGE_BYTES = 10 * 2**20  # a request from here on gets a segment of its own size
+HUGE_BYTES = 10 * 2**20  # a request from here on gets a segment of its own size
 _HUGE_GRANULE_BYTES = 2 * 2**20
 _STARTS = (2**50, 0)  # of the large pool and the small one: where expandable segments begin, far apart
 
@@ -45,7 +45,7 @@ def segment_bytes(size_bytes: int) -> int:
     """What the device is asked for, to serve a rounded request that no free block can."""
     if size_bytes <= SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
-    if size_bytes < _HUGE_BYTES:
+    if size_bytes < HUGE_BYTES:
         return _LARGE_SEGMENT_BYTES
     return -(-size_bytes // _HUGE_GRANULE_BYTES) * _HUGE_GRANULE_BYTES
 
@@ -110,6 +110,12 @@ class CachingAllocator:
             self._take(block.after)
             block = self._join(block, block.after)
         insort(self._free[block.small], (block.size_bytes, block.address))
+
+    def empty_cache(self) -> None:
+        """Gives the device back the segments in which nothing lies, as `torch.cuda.empty_cache` does."""
+        for block in [block for block in self.blocks.values() if block.free and block.before is None and block.after is None]:
+            self._take(block)
+            self.reserved_bytes -= self.blocks.pop(block.address).size_bytes
 
     def layout(self) -> tuple[tuple[int, int, int], ...]:
         """Every block as (address, size, rounded request or 0), by address: two equal layouts go on alike."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.kernels import kernel
-from lowtide.problems.order import Ints, OrderProblem, Rows, Task
+from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of
 from lowtide.remat.entries import Lane
 from lowtide.remat.problem import RematProblem
@@ -40,14 +40,6 @@ def ahead_of_all(problem: RematProblem, sequence: Ints, most_bytes: int | None =
         if ahead.tobytes() not in seen and cost_of(problem, ahead).peak_bytes <= most:
             seen.add(ahead.tobytes())
             yield ahead
-
-
-def warm_up_ahead() -> None:
-    """Compile the kernel, or load it."""
-    chain, limits = OrderProblem.of([1, 1], [Task("", (0,)), Task("", (1,), (0,))]), Rows(np.zeros(3, np.int32), np.zeros(0, np.int32))
-    problem = RematProblem(chain, np.ones(2), np.zeros(2, np.bool_), np.ones(2, np.bool_), limits)
-    sequence = problem.sequence_of(np.arange(2))
-    _ahead(sequence, cost_of(problem, sequence).footprint_bytes, 2, 2, problem.facts)
 
 
 @kernel

@@ -18,6 +18,8 @@ State that lies on the host between steps is the caller's tensor there, which ca
     home = host.send(x)           the same into a new tensor, pinned
     host.saved(x)                 waits until either is done: x may be let go from here on
 
+In the end, however the run went, the host itself waits: `finally: host.last_waits[0]()`, and so the other one. An interrupt comes before
+such a call of C or after it: what the caller may read or let go is whole.
 On CUDA, copies run on streams of their own: "waits" means that the stream that computes waits, or one that copies, and the program itself
 runs on. On a device without streams they are done at once, and there is nothing to wait for.
 """
@@ -26,64 +28,15 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
 
 from lowtide.ir.sizes import pinned_block_bytes
-from lowtide.runtime.streams import CudaStreams, Stream, Streams
-
-
-class Transfers(Protocol):
-    """What a program calls while it runs once."""
-
-    def store(self, tensor: torch.Tensor) -> Any:
-        """Begin to copy the tensor's whole storage; what `drop` and `load` want to be given."""
-
-    def drop(self, tensor: torch.Tensor, copy: Any) -> None:
-        """Wait until a copy is whole, so that the tensor's memory may be let go."""
-
-    def load(self, copy: Any) -> torch.Tensor:
-        """A new tensor like the one that was stored, which begins to be filled."""
-
-    def arrived(self, tensor: torch.Tensor) -> None:
-        """Wait until a loaded tensor is filled."""
-
-    def empty(self, tensor: torch.Tensor, copy: Any) -> None:
-        """Wait until a copy is whole, and let the memory of the caller's tensor go."""
-
-    def refill(self, tensor: torch.Tensor, copy: Any) -> torch.Tensor:
-        """Give the caller's tensor memory again, which begins to be filled; the same tensor."""
-
-    def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A tensor like one that lies on the host, on the device, which begins to be filled."""
-
-    def save(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
-        """Begin to copy a tensor over the one on the host."""
-
-    def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same into a new tensor on the host, which is whole once the run is over."""
-
-    def saved(self, tensor: torch.Tensor) -> None:
-        """Wait until a tensor is copied, so that its memory may be let go."""
-
-
-class HostMemory(Protocol):
-    """Where a program's copies go, kept between its runs."""
-
-    def home(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor like that one in the host's memory, not filled."""
-
-    def transfers(self, most_bytes: int | None = None) -> AbstractContextManager[Transfers]:
-        """For one run, in which no more than so many bytes are pinned by all runs together, as far as that run's own need leaves it so."""
-
-    @property
-    def taken_bytes(self) -> int:
-        """What the latest run has needed in pinned buffers: of each size as many as it had at once."""
+from lowtide.runtime.streams import NOTHING, CudaStreams, Stream, Streams
 
 
 @dataclass(frozen=True)
@@ -101,16 +54,9 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorLayout:
-        return cls(
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            int(tensor.storage_offset()),
-            tensor.untyped_storage().nbytes(),
-            tensor.device,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
+        offset, nbytes = int(tensor.storage_offset()), tensor.untyped_storage().nbytes()
+        dtype, device, conjugate, negative = tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg()
+        return cls(dtype, tensor.size(), tensor.stride(), offset, nbytes, device, conjugate, negative)
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         tensor = torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.size, self.stride)
@@ -161,29 +107,13 @@ class StreamedMemory:
         """As PyTorch pins memory, of its own: it is the caller's."""
         return _on(self.streams.pinned(tensor.untyped_storage().nbytes()), tensor)
 
-    @contextmanager
-    def transfers(self, most_bytes: int | None = None) -> Iterator[StreamedTransfers]:
-        """For one run."""
+    def transfers(self, most_bytes: int | None = None) -> StreamedTransfers:
+        """For one run, in which all runs together pin no more than so many bytes, as far as that run's own need leaves it so."""
         memory = StreamedMemory(self.streams) if self.streams.capturing() else self
         memory._most_bytes, memory._most, memory._homes_bytes = most_bytes, Counter(memory._used), 0
         if memory._way is None:
             memory._way = self.streams.copying(), self.streams.copying()
-        run = StreamedTransfers(memory, *memory._way)
-        try:
-            yield run
-        except BaseException as error:  # raised again: offloaded state is the caller's, however the run ended
-            run.settle()
-            run.give_back(error)
-            raise
-        else:
-            run.settle()
-        finally:
-            run.finish()
-
-    @property
-    def idle_bytes(self) -> int:
-        """The pinned memory that is kept and not in use now."""
-        return sum(size * len(buffers) for size, buffers in self._idle.items())
+        return StreamedTransfers(memory, *memory._way)
 
     @property
     def pinned_bytes(self) -> int:
@@ -252,6 +182,20 @@ class StreamedTransfers:
         self._arriving: dict[int, Any] = {}  # by address: the moment at which a loaded storage is filled
         self._empty: dict[int, tuple[torch.Tensor, _StreamedCopy]] = {}  # by identity: what the caller is owed
         self._saving: dict[int, Any] = {}  # by address: the moment at which a storage is copied to where it lies between steps
+        self.last_waits = [NOTHING, NOTHING]
+
+    def __enter__(self) -> StreamedTransfers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._settle()
+        if self._empty and error is not None:
+            traceback.clear_frames(error.__traceback__)  # in memory that its variables hold
+            for tensor, copy in list(self._empty.values()):
+                self.refill(tensor, copy)
+            self._settle()
+        # The device waits for all else.
+        self.last_waits = [self.last_waits[0] if self._saving else NOTHING, NOTHING]
 
     def store(self, tensor: torch.Tensor) -> _StreamedCopy:
         """Begin to copy the tensor's storage, once it is made and the buffer is free."""
@@ -265,7 +209,9 @@ class StreamedTransfers:
 
     def _after_computing(self, stream: Stream) -> None:
         """What it is given from here on comes after what is computed so far."""
-        self._begun[id(stream)] = stream
+        if id(stream) not in self._begun:
+            self.last_waits[stream is self._from_host] = self._streams.wait(stream)
+            self._begun[id(stream)] = stream
         stream.wait_event(self._streams.computing().record_event())
 
     def drop(self, tensor: torch.Tensor, copy: _StreamedCopy) -> None:
@@ -323,20 +269,7 @@ class StreamedTransfers:
         """What is computed from here on comes after the copy."""
         self._streams.computing().wait_event(self._saving[_address(tensor)])
 
-    def finish(self) -> None:
-        """What was saved can be read by the host from here on."""
-        if self._saving:
-            self._streams.finish(self._to_host)
-
-    def give_back(self, error: BaseException) -> None:
-        """Fill what a failed run has left empty, in memory that its variables hold."""
-        if self._empty:
-            traceback.clear_frames(error.__traceback__)
-            for tensor, copy in list(self._empty.values()):
-                self.refill(tensor, copy)
-            self.settle()
-
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """What is computed from here on comes after all copies so far."""
         for stream in self._begun.values():
             self._streams.computing().wait_event(stream.record_event())
@@ -387,22 +320,24 @@ class DirectMemory:
     def home(self, tensor: torch.Tensor) -> torch.Tensor:
         return _like(tensor)
 
-    @contextmanager
-    def transfers(self, most_bytes: int | None = None) -> Iterator[DirectTransfers]:
+    def transfers(self, most_bytes: int | None = None) -> DirectTransfers:
         """For one run."""
-        run = DirectTransfers()
-        try:
-            yield run
-        finally:
-            for tensor, copy in list(run.empty_now.values()):
-                run.refill(tensor, copy)
+        return DirectTransfers()
 
 
 class DirectTransfers:
     """One run's copies."""
 
     def __init__(self) -> None:
-        self.empty_now: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
+        self._empty: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
+        self.last_waits = [NOTHING, NOTHING]
+
+    def __enter__(self) -> DirectTransfers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for tensor, copy in list(self._empty.values()):
+            self.refill(tensor, copy)
 
     def store(self, tensor: torch.Tensor) -> _DirectCopy:
         return _DirectCopy(TensorLayout.of(tensor), tensor.untyped_storage().clone())
@@ -420,13 +355,13 @@ class DirectTransfers:
     def empty(self, tensor: torch.Tensor, copy: _DirectCopy) -> None:
         """Let its memory go."""
         tensor.untyped_storage().resize_(0)
-        self.empty_now[id(tensor)] = tensor, copy
+        self._empty[id(tensor)] = tensor, copy
 
     def refill(self, tensor: torch.Tensor, copy: _DirectCopy) -> torch.Tensor:
         storage = tensor.untyped_storage()
         storage.resize_(copy.layout.nbytes)
         storage.copy_(copy.storage)
-        del self.empty_now[id(tensor)]
+        del self._empty[id(tensor)]
         return tensor
 
     def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -440,3 +375,6 @@ class DirectTransfers:
 
     def saved(self, tensor: torch.Tensor) -> None:
         """Nothing: the copy is whole."""
+
+
+HostMemory: TypeAlias = StreamedMemory | DirectMemory  # where a program's copies go, kept between its runs

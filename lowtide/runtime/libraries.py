@@ -19,10 +19,12 @@ import stat
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,6 +133,20 @@ class LibraryRecipe:
     compiled: Callable[[Path], None]  # writes the file; raises NativeError
     opened: Callable[[Path], Any]  # loads and tries it; raises NativeError
     is_library: bool = True  # for the system's loader
+
+
+def once(load: Callable[[Path | None], Any]) -> Callable[[Path | None], Any]:
+    """The function, which gives one library for good: a second would stand before the first. It is called again where it has raised."""
+    loaded, turn = list[Any](), threading.Lock()
+
+    @wraps(load)
+    def of_process(directory: Path | None) -> Any:
+        with turn:
+            if not loaded:
+                loaded.append(load(directory))
+            return loaded[0]
+
+    return of_process
 
 
 def library(directory: Path | None, name: str, recipe: LibraryRecipe) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+
+Wait = Callable[[], object]
+NOTHING: Wait = bool
 
 
 class Stream(Protocol):
@@ -33,8 +37,8 @@ class Streams(Protocol):
     def pinned(self, nbytes: int) -> torch.Tensor:
         """So many bytes of the host's memory that the device can reach by itself."""
 
-    def finish(self, stream: Stream) -> None:
-        """Have the host itself wait for all work given to a stream."""
+    def wait(self, stream: Stream) -> Wait:
+        """What has the host itself wait for all work given to a stream by then. A function of C; nothing where a graph is captured."""
 
     def capturing(self) -> bool:
         """Whether what is given to the computing stream now becomes a CUDA graph, which is run later."""
@@ -65,8 +69,8 @@ class CudaStreams:
         """Page-locked memory; the first request for it makes the device wait, so it is kept."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def finish(self, stream: Any) -> None:
-        stream.synchronize()
+    def wait(self, stream: Any) -> Wait:
+        return NOTHING if self.capturing() else super(torch.cuda.Stream, cast(torch.cuda.Stream, stream)).synchronize  # its own is Python's
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

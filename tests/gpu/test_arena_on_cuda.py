@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,13 @@ from torch import nn
 import lowtide
 from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
+from lowtide.base.folders import directory
+from lowtide.cuda import native as cuda_native
 from lowtide.placement import Portfolio
+from lowtide.runtime.arena.allocator import Allocator, ArenaMemory, Recorded
+from lowtide.runtime.arena.arena import Arena
+from lowtide.runtime.program import Program
+from tests.arenas import FirstFit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -95,7 +102,7 @@ def test_what_is_allocated_is_the_arena_and_what_outlives_a_step(workload):
     torch.cuda.reset_peak_memory_stats()
     held.append(step(*batch))  # is recorded, in an arena that was guessed: its requests come in an order that only kernels know
     beside = torch.cuda.max_memory_allocated() - max(before, before - taken + step.arena.taken_bytes)  # the old arena goes first
-    assert beside < 2**20 + 512 + held[-1].untyped_storage().nbytes()  # the native allocator splits no rest under 1 MiB
+    assert beside < 2**21 + 512 + held[-1].untyped_storage().nbytes()  # an arena takes whole segments
     held.append(step(*batch))
     arena = step.arena
     assert (arena.recorded_steps, arena.served_steps, arena.absent) == (2, 1, "")
@@ -108,8 +115,8 @@ def test_what_is_allocated_is_the_arena_and_what_outlives_a_step(workload):
     assert torch.cuda.max_memory_allocated() - before == result
     assert arena.taken_bytes + result == step.plan.peak_bytes - step.plan.resident_bytes
     step.empty_arena()
-    rest = before + result - torch.cuda.memory_allocated() - arena.taken_bytes  # the native allocator splits no rest under 1 MiB
-    assert 0 <= rest < 2**20
+    rest = before + result - torch.cuda.memory_allocated() - arena.taken_bytes  # of its segment
+    assert 0 <= rest < 2**21
 
 
 @pytest.mark.parametrize("share", ["100%", "80%", "60%", "40%", "20%"])
@@ -222,3 +229,57 @@ def test_an_evaluation_between_steps_has_the_memory_of_the_idle_arena():
         assert (step.arena.taken_bytes, step.arena.served_steps) == (arena_bytes, before + turn + 1)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * arena_bytes, dtype=torch.uint8, device="cuda")
+
+
+@torch.library.custom_op("lowtide_tests::by_way_of_a_copy", mutates_args=())
+def _by_way_of_a_copy(x: torch.Tensor) -> torch.Tensor:
+    copy = x.contiguous().clone()
+    return copy + 1
+
+
+_CHAIN = """
+from torch import ops
+def step(inputs):
+    x, = inputs
+    a = ops.lowtide_tests.by_way_of_a_copy.default(x)
+    b = ops.lowtide_tests.by_way_of_a_copy.default(a)
+    del a
+    c = ops.lowtide_tests.by_way_of_a_copy.default(b)
+    return [b.data_ptr(), c.data_ptr(), c + 1]
+"""
+
+
+def test_results_lie_where_they_were_guessed_to_though_workspaces_of_their_size_come_before_them():
+    """Sizes alone say neither which node asks nor what for; and what is recorded is what the next run asks for."""
+    allocator = Allocator(cuda_native.load(directory()), on_gpu=True)
+    x, nbytes = torch.zeros(2**20, device="cuda"), 4 * 2**20
+    sizes = np.full(4, nbytes)
+    results = Recorded(sizes, np.arange(4), np.array([2, 3, 3, -1]))
+    spaces = Recorded(sizes[:3], np.arange(3), np.arange(1, 4))
+    placed = []
+
+    def place_in_turns(problem):
+        placed.append(FirstFit.of(problem))
+        return placed[-1]
+
+    arena = Arena(allocator, place_in_turns)
+    program = Program(_CHAIN, positions=lambda: (-1, -1, -1, -1, 0, 1, 1, 2, 3))
+    second, third, _ = arena.run(program, lambda: program([x]), None, lambda: (results, spaces, frozenset(range(4))))
+    assert [second - arena._region.base, third - arena._region.base] == list(placed[0].offsets[1:3])
+    arena.run(program, lambda: program([x]))
+    assert (arena.served_runs, arena.counts.deviates) == (1, False)
+
+
+def test_a_larger_arena_has_the_place_of_a_smaller_one_whatever_was_made_meanwhile():
+    """Of a segment that was taken for an arena nothing is left in which a tensor that stays would keep it."""
+    torch.cuda.empty_cache()
+    allocator = Allocator(cuda_native.load(directory()), on_gpu=True)
+    before = torch.cuda.memory_reserved()
+    small = ArenaMemory(allocator, 64 * 2**20 + 2**18)  # leaves 1.75 MiB of a segment
+    kept = torch.zeros(2**18 + 2**17, device="cuda")  # 1.5 MiB
+    del small
+    taken = torch.cuda.memory_reserved() - before - 66 * 2**20  # for what is kept
+    torch.cuda.set_per_process_memory_fraction((before + taken + 130 * 2**20) / torch.cuda.get_device_properties(0).total_memory)
+    large = ArenaMemory(allocator, 128 * 2**20)
+    assert large.is_there
+    assert kept.is_cuda

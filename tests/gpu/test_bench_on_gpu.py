@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,8 @@ from torch import nn
 
 from bench.models.workload import Workload
 from bench.on_gpu import exact, graphed, limits, one, rates, survival
-from bench.on_gpu.ground import PLACES, Ground
+from bench.on_gpu import ground as standing
+from bench.on_gpu.ground import Ground
 from lowtide.cost.trials import Trials
 from tests.gpu.conftest import NULL
 
@@ -25,15 +30,17 @@ def _small(ground: Ground, name: str) -> Workload:
 
 
 @pytest.fixture
-def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    """As `bench.on_gpu.one` makes it: trials under the lock."""
+def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ground]:
+    """As `bench.on_gpu.one` makes it: trials under the lock. Parts that run elsewhere neither wait for it nor stand still."""
     for name in ("launches", "level"):
         monkeypatch.setattr(Trials, name, getattr(Trials, name))
     monkeypatch.setattr(Ground, "subject", _small)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    PLACES.mkdir(exist_ok=True)
-    one._try_alone()
-    yield Ground.here()
+    monkeypatch.setattr(standing, "PLACES", tmp_path)
+    with open(tmp_path.parent / "lock", "a") as lock:
+        monkeypatch.setattr(standing, "_lock_file", lambda: lock)
+        one._try_alone()
+        yield Ground.here()
     torch.use_deterministic_algorithms(False)
 
 
@@ -75,3 +82,16 @@ def test_a_process_that_is_held_to_its_limit_survives(ground: Ground) -> None:
 
 def test_rates_are_the_gpus(ground: Ground) -> None:
     assert "to host 0 B/s" not in next(rates.rows(ground))["why"]
+
+
+def test_only_parts_that_still_run_stand_still(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one that ended has left is a number that may be anybody's by now."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(standing, "send", lambda group, what: sent.append((group, what)))
+    (standing.PLACES / "1").touch()
+    with open(standing.PLACES / "2", "a") as running:
+        fcntl.flock(running, fcntl.LOCK_SH)
+        with ground.alone():
+            assert sent == [(2, signal.SIGSTOP)]
+    assert sent[1:] == [(2, signal.SIGCONT)]
+    assert {each.name for each in standing.PLACES.glob("*")} == {"2", str(os.getpid())}

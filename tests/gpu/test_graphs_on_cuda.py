@@ -133,7 +133,7 @@ def test_a_limit_holds_with_a_graph():
     results = [step(batch) for _ in range(2)]
     returned = sum(-(-each.nbytes // 512) * 512 for each in results)
     beyond = torch.cuda.max_memory_allocated() - before - (step.plan.peak_bytes - step.plan.resident_bytes) - copies - returned
-    assert beyond < 2**20  # the native allocator splits no rest under 1 MiB
+    assert beyond < 2**21  # an arena takes whole segments
     assert copies == batch.nbytes + 2 * 512  # the loss, and the numbers of the optimizer
     assert copies + 512 <= step.graph.most_beside_bytes
     assert step.plan.peak_bytes + step.graph.most_beside_bytes <= 0.9 * step.plan.eager_peak_bytes

@@ -20,7 +20,7 @@ from lowtide.runtime.copies import StreamedMemory, host_memory
 from lowtide.runtime.streams import CudaStreams
 from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL
-from tests.swapping import random_sequence, swapping
+from tests.swapping import idle_bytes, random_sequence, swapping
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 DEVICE = "cuda"
@@ -127,7 +127,7 @@ def test_pinned_memory_is_the_same_in_every_step(monkeypatch):
     for _ in range(4):
         step(*batch)
         torch.cuda.synchronize()
-        kept.append(memory.idle_bytes)
+        kept.append(idle_bytes(memory))
     assert kept[1] == kept[2] == kept[3] > 0
 
 
@@ -209,11 +209,11 @@ def test_a_captured_step_swaps_by_streams_and_buffers_of_its_own(monkeypatch):
     step = lowtide.optimize(model, batch, **options, planning=lowtide.Planning(workspaces=False, solver=ProgramOrder()))
     memory = host_memory(f"{DEVICE}:{torch.cuda.current_device()}")
     graph = _captured(step, batch)
-    kept = memory.idle_bytes
+    kept = idle_bytes(memory)
     graph.replay()
     step(*batch)
     assert "host.store(" in step.source
-    assert memory.idle_bytes == kept > 0
+    assert idle_bytes(memory) == kept > 0
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_state_lies_pinned_on_the_host_between_steps_as_promised(limit):
     assert all(item.is_pinned() for item in large)
     measured = step.measure(*batch)
     assert measured.pinned_bytes == step.plan.pinned_bytes >= sum(item.nbytes for item in large)
-    assert measured.peak_bytes <= 1.01 * step.plan.peak_bytes + 2**20
+    assert measured.peak_bytes <= 1.01 * step.plan.peak_bytes + 2**21
     if limit is None:  # else the first step's plan has buffers, too
         assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - allocated == step.plan.pinned_bytes
     resident = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))

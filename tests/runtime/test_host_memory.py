@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 
 import pytest
 import torch
 
-from lowtide.runtime import copies
+from lowtide.runtime import copies, program, streams
 from lowtide.runtime.copies import DirectMemory, StreamedMemory, TensorLayout, host_memory
+from lowtide.runtime.program import Program
 from lowtide.runtime.streams import CudaStreams
-from tests.swapping import LateStreams
+from tests.swapping import LateStreams, idle_bytes
 
 
 @pytest.fixture
@@ -138,10 +140,10 @@ def test_a_buffer_is_kept_for_whatever_is_about_as_large(machine):
         with memory.transfers() as transfers:
             tensor = torch.ones(count)
             copy = transfers.store(tensor)
-            assert memory.idle_bytes == machine.pinned_bytes - copy.buffer.memory.numel()
+            assert idle_bytes(memory) == machine.pinned_bytes - copy.buffer.memory.numel()
             transfers.drop(tensor, copy)
             del copy
-    assert machine.pinned_bytes == memory.idle_bytes == 64 + 32 + 128
+    assert machine.pinned_bytes == idle_bytes(memory) == 64 + 32 + 128
 
 
 def test_two_copies_at_a_time_have_two_buffers(machine):
@@ -172,7 +174,7 @@ def test_a_run_that_fails_leaves_no_copy_under_way_and_no_buffer_behind(machine)
     gc.collect()  # the frames that the error held
     assert machine.copied_bytes == 64
     assert not any(stream.work for stream in machine.made)
-    assert memory.idle_bytes == 32
+    assert idle_bytes(memory) == 32
 
 
 def test_no_memory_for_a_buffer_is_the_callers_to_know(machine, monkeypatch):
@@ -229,7 +231,7 @@ def test_a_run_takes_as_many_buffers_of_each_size_as_it_has_at_once(machine):
                 for tensor, copy in zip(tensors, at_once, strict=True):
                     transfers.drop(tensor, copy)
                 del at_once, copy
-        assert memory.taken_bytes == memory.pinned_bytes == memory.idle_bytes == machine.pinned_bytes == 64
+        assert memory.taken_bytes == memory.pinned_bytes == idle_bytes(memory) == machine.pinned_bytes == 64
 
 
 def test_what_others_have_left_goes_where_a_limit_has_no_room_for_it(machine):
@@ -239,5 +241,61 @@ def test_what_others_have_left_goes_where_a_limit_has_no_room_for_it(machine):
             tensor = torch.zeros(elements)
             transfers.drop(tensor, transfers.store(tensor))
         assert memory.taken_bytes == 4 * elements
-        assert memory.pinned_bytes == memory.idle_bytes == pinned_bytes
+        assert memory.pinned_bytes == idle_bytes(memory) == pinned_bytes
     assert machine.log.count(("let go",)) == 2
+
+
+_PROGRAM = """
+def step(inputs, host):
+    x, home = inputs
+    copy = host.store(x)
+    host.drop(x, copy)
+    state = host.fetch(home, x.device)
+    back = host.load(copy)
+    host.arrived(state)
+    state.add_(1)
+    host.save(state, home)
+    sent = host.send(state)
+    host.saved(state)
+    host.arrived(back)
+    return [sent]
+"""
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt the nth time that Python may: where a function of the package is called, and where one of C has returned."""
+
+    def __init__(self, left):
+        self.left, self.came = left, False
+
+    def __call__(self, frame, event, argument):
+        files = copies.__file__, streams.__file__, program.__file__
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith((*files, "<lowtide step")):
+            return
+        self.left -= 1
+        if self.left < 0 and frame.f_code.co_name not in ("__del__", "give_back"):  # a finalizer's errors are nobody's
+            self.came = True
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_interrupt_at_any_moment_leaves_no_copy_under_way(fails):
+    """What the host reads is whole, whenever that comes; and so where it comes while a run is ended that failed."""
+    at, came = 0, True
+    source = _PROGRAM.replace("return [sent]", "raise ValueError") if fails else _PROGRAM
+    while came:
+        machine, x, home = LateStreams(), torch.ones(8), torch.ones(8)
+        run, interrupt = Program(source, host=StreamedMemory(machine)), _Interrupt(at)
+        sys.setprofile(interrupt)
+        try:
+            run([x, home])
+        except (KeyboardInterrupt, ValueError):
+            pass
+        finally:
+            sys.setprofile(None)
+        came, at = interrupt.came, at + 1
+        assert not any(stream.work for stream in machine.made), at
+        assert home.tolist() in ([1.0] * 8, [2.0] * 8)
+    assert at > 50
+    assert home.tolist() == [2.0] * 8

@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(not _THERE, reason="no C++ compiler on this 
 @pytest.fixture(scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    native._library(folder)
+    native.load.__wrapped__(folder)
     (library,) = (folder / "native").iterdir()
     return library
 
@@ -51,7 +51,7 @@ def compiler(tmp_path: Path, _built: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @needs_compiler
 def test_it_is_built_once_for_this_user_alone(tmp_path: Path, compiler: Path):
     for _ in range(3):
-        library = native._library(tmp_path)
+        library = native.load.__wrapped__(tmp_path)
     assert native._works(library)
     assert compiler.read_text().count("call") == 1
     (path,) = (tmp_path / "native").iterdir()
@@ -60,11 +60,11 @@ def test_it_is_built_once_for_this_user_alone(tmp_path: Path, compiler: Path):
 
 @needs_compiler
 def test_a_folder_that_others_may_write_to_is_closed_and_its_libraries_are_built_again(tmp_path: Path, compiler: Path):
-    native._library(tmp_path)
+    native.load.__wrapped__(tmp_path)
     folder = tmp_path / "native"
     (folder / "allocator-0.so").write_bytes(b"whoever wrote this")
     folder.chmod(0o777)
-    native._library(tmp_path)
+    native.load.__wrapped__(tmp_path)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not (folder / "allocator-0.so").exists()
     assert compiler.read_text().count("call") == 2
@@ -73,10 +73,10 @@ def test_a_folder_that_others_may_write_to_is_closed_and_its_libraries_are_built
 @needs_compiler
 @pytest.mark.parametrize("harm", [lambda path: path.chmod(0o722), lambda path: path.write_bytes(path.read_bytes()[:1000])])
 def test_a_library_that_others_may_write_or_that_is_cut_off_is_built_again(tmp_path: Path, compiler: Path, harm):
-    native._library(tmp_path)
+    native.load.__wrapped__(tmp_path)
     (path,) = (tmp_path / "native").iterdir()
     harm(path)
-    assert native._works(native._library(tmp_path))
+    assert native._works(native.load.__wrapped__(tmp_path))
     assert compiler.read_text().count("call") == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
@@ -119,22 +119,22 @@ def _full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_folder_to_keep_it_in_it_is_built_for_this_process(tmp_path: Path, compiler: Path, monkeypatch, harm, why: str):
     directory = harm(tmp_path, monkeypatch)
     with pytest.warns(RuntimeWarning, match=f"for other processes: .*{why}"):
-        assert native._works(native._library(directory))
-    assert native._works(native._library(directory))  # a second warning would be an error
+        assert native._works(native.load.__wrapped__(directory))
+    assert native._works(native.load.__wrapped__(directory))  # a second warning would be an error
     assert compiler.read_text().count("call") == 2
     assert not list(tmp_path.glob("*/*"))
 
 
 @needs_compiler
 def test_without_any_folder_it_is_built_for_this_process(compiler: Path):
-    assert native._works(native._library(None))
+    assert native._works(native.load.__wrapped__(None))
 
 
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(native.NativeError, match=r"none of c\+\+, g\+\+, clang\+\+ is here: install g\+\+, or set CXX"):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch:
 def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str):
     monkeypatch.setenv("CXX", command)
     with pytest.raises(native.NativeError, match=message):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
     assert list((tmp_path / "native").iterdir()) == []
 
 
@@ -162,7 +162,7 @@ def test_a_compilers_first_complaint_is_told(tmp_path: Path, monkeypatch: pytest
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(native.NativeError, match=r"failed \(error: unrecognized option '-std=c\+\+20'\): it has to know C\+\+20"):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
 
 
 def _compiler_of(folder: Path, *lines: str) -> str:
@@ -176,7 +176,7 @@ def _compiler_of(folder: Path, *lines: str) -> str:
 def test_complaints_need_not_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", _compiler_of(tmp_path, r"printf 'error: \377\376 unbekannte Option \344\n' >&2", "exit 1"))
     with pytest.raises(native.NativeError, match=r"failed \(error: \ufffd+ unbekannte Option"):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
 
 
 @needs_compiler
@@ -189,28 +189,28 @@ def test_a_library_that_is_not_ours_is_not_kept(tmp_path: Path, monkeypatch: pyt
     lines = ["echo 'a text' > $out"] if source is None else [f"exec {_THERE} -shared -fPIC {tmp_path / 'other.cpp'} -o $out"]
     monkeypatch.setenv("CXX", _compiler_of(tmp_path, *lines))
     with pytest.raises(native.NativeError, match=message):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
     assert list((tmp_path / "native").iterdir()) == []
 
 
 @needs_compiler
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_a_library_that_is_cut_off_is_not_loaded(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, share: float):
-    native._library(tmp_path)
+    native.load.__wrapped__(tmp_path)
     (path,) = (tmp_path / "native").iterdir()
     path.rename(tmp_path / "whole")
     part = tmp_path / "part"
     part.write_bytes((tmp_path / "whole").read_bytes()[: int((tmp_path / "whole").stat().st_size * share)])
     monkeypatch.setenv("CXX", _compiler_of(tmp_path, f"cat {part} > $out"))
     with pytest.raises(native.NativeError, match="is cut off"):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
     assert list((tmp_path / "native").iterdir()) == []
 
 
 @needs_compiler
 def test_a_kept_library_that_is_not_ours_is_built_again(tmp_path: Path, compiler: Path):
     """As an earlier version, or another compiler of the same name, may have left it: sealed, and of no use."""
-    native._library(tmp_path)
+    native.load.__wrapped__(tmp_path)
     (path,) = (tmp_path / "native").iterdir()
     sealed = path.read_bytes()
     (tmp_path / "other.cpp").write_text("int other() { return 0; }")
@@ -218,7 +218,7 @@ def test_a_kept_library_that_is_not_ours_is_built_again(tmp_path: Path, compiler
     for library in ((tmp_path / "other.so").read_bytes(), b"no library"):
         path.write_bytes(library + libraries.seal(library))
         calls = compiler.read_text().count("call")
-        assert native._works(native._library(tmp_path))
+        assert native._works(native.load.__wrapped__(tmp_path))
         assert compiler.read_text().count("call") == calls + 1
         assert path.read_bytes() == sealed
 
@@ -228,7 +228,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path,
     children = tmp_path / "children"
     monkeypatch.setenv("CXX", _compiler_of(tmp_path, f"sleep 1000 & echo $! > {children}; sleep 1000"))
     with pytest.raises(native.NativeError, match=r"c\+\+-of-this-test was stopped after 0.5 seconds"):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
     child = int(children.read_text())
     for _ in range(100):
         if not _runs(child):
@@ -248,7 +248,7 @@ def _runs(process: int) -> bool:
 def test_other_systems_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(native.NativeError, match="the planned allocator is made for Linux"):
-        native._library(tmp_path)
+        native.load.__wrapped__(tmp_path)
 
 
 @needs_compiler
@@ -281,7 +281,7 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
         first = Allocator(native.load(Path(sys.argv[1])))
         assert native.load(Path(sys.argv[2])) is first.library
         held = torch.zeros(1000)
-        second = Allocator(native._library(Path(sys.argv[2])))
+        second = Allocator(native.load.__wrapped__(Path(sys.argv[2])))
         try:
             first.record(lambda: None)
         except BusyError as why:

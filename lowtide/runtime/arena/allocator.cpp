@@ -82,7 +82,7 @@ struct Space {
 
 struct Script {
   std::vector<int64_t> bytes, offset;  // of each request; an offset below 0: not from the arena
-  std::vector<int64_t> step;           // of a guess, by request: the node that asks, in an order that only it knows; else empty
+  std::vector<int64_t> step;           // of a guess, by request and ascending: the node that asks, in an order that only it knows; else empty
   std::vector<Space> spaces;           // by their steps
   int64_t arena_bytes = 0;
   bool up_to = false;  // requests may be smaller: those of batches of other shapes
@@ -106,7 +106,8 @@ struct Session {
   int64_t last_bytes;    // of the request before
   Counts counts;
   std::vector<bool> taken;  // of a guess, by request
-  int64_t step = -1;        // of a guess: that of the last request which it has
+  int64_t step = -1;        // of a guess: the node that runs
+  void* moving = nullptr;   // the next request is for this block
 #ifdef LOWTIDE_CUDA
   device::Place place;  // where it began: requests of other streams are not its own
 #endif
@@ -226,9 +227,22 @@ void unlisted(Recording* recording) {
   recordings.fetch_sub(1);
 }
 
+#ifdef LOWTIDE_CUDA
+// A place that was taken for a workspace is still to be taken by the result that it was guessed for.
+void untaken(Session& mine, const char* p) {
+  const Script& script = *mine.script;
+  const char* const low = mine.region->low.load();
+  for (size_t at = mine.next; at < script.step.size() && script.step[at] == mine.step; ++at)
+    if (low + script.offset[at] == p) mine.taken[at] = false;
+}
+#endif
+
 void release(void* p) {
   if (p == nullptr) return;
   if (recordings.load(std::memory_order_relaxed) > 0) note_release(p);
+#ifdef LOWTIDE_CUDA
+  if (session != nullptr && !session->taken.empty()) untaken(*session, static_cast<char*>(p));
+#endif
   if (!give_back(static_cast<char*>(p))) original_release(p);
 }
 
@@ -243,6 +257,12 @@ size_t place_of(const Session& mine, int64_t bytes) {
   return count;
 }
 
+// Whether nothing lies at a place; `above` is the first block from there on.
+bool is_free(const Region& region, std::map<char*, int64_t>::const_iterator above, char* p, int64_t bytes) {  // under its guard
+  if (above != region.live.end() && above->first < p + bytes) return false;
+  return above == region.live.begin() || std::prev(above)->first + std::prev(above)->second <= p;
+}
+
 // Whether there was memory to note a block; without, it is not given out.
 bool noted(Region& region, std::map<char*, int64_t>::iterator above, char* p, int64_t bytes) {  // under its guard
   try {
@@ -255,18 +275,21 @@ bool noted(Region& region, std::map<char*, int64_t>::iterator above, char* p, in
 
 #ifdef LOWTIDE_CUDA
 // Memory for a request that has no place of its own, or whose place is taken: the smallest gap that holds it now, of those that none of the
-// next requests is to have; or any; or null. There is nothing beside the arena that a limit would leave room for.
+// next requests is to have; or none of the node that runs, as most such blocks are gone when it is done; or any; or null. There is nothing
+// beside the arena that a limit would leave room for.
 void* squeeze(Session& mine, int64_t bytes) {
   constexpr size_t kNext = 48;  // requests
   Region& region = *mine.region;
+  const Script& script = *mine.script;
   char *const low = region.low.load(), *const high = region.high.load();
   const int64_t needed = device::rounded(bytes);
-  std::vector<std::pair<char*, char*>> soon;
-  for (size_t at = mine.next; at < std::min(mine.script->bytes.size(), mine.next + kNext); ++at)
-    if (mine.script->offset[at] >= 0) soon.emplace_back(low + mine.script->offset[at], low + mine.script->offset[at] + mine.script->bytes[at]);
+  size_t now = mine.next, soon = std::min(script.bytes.size(), mine.next + kNext);  // from the next on
+  while (now < script.step.size() && script.step[now] == mine.step) ++now;
   std::lock_guard<std::mutex> lock(region.guard);
-  for (const bool careful : {true, false}) {
-    std::vector<std::pair<char*, char*>> taken = careful ? soon : std::vector<std::pair<char*, char*>>();
+  for (const size_t until : {soon, now, mine.next}) {
+    std::vector<std::pair<char*, char*>> taken;
+    for (size_t at = mine.next; at < until; ++at)
+      if (script.offset[at] >= 0) taken.emplace_back(low + script.offset[at], low + script.offset[at] + script.bytes[at]);
     for (const auto& block : region.live) taken.emplace_back(block.first, block.first + device::rounded(block.second));
     taken.emplace_back(high, high);
     std::sort(taken.begin(), taken.end());
@@ -281,32 +304,23 @@ void* squeeze(Session& mine, int64_t bytes) {
   return nullptr;
 }
 
-// The guessed request that this one is, or their number: of the node that asked last or the one after it, in any order; `further` on also of
-// the next one, or where two come one after the other as they are guessed.
-size_t guessed(const Session& mine, int64_t bytes, bool further) {
+// The guessed request that this one is, or their number: of the node that runs, in any order.
+size_t guessed(const Session& mine, int64_t bytes) {
   const Script& script = *mine.script;
-  const size_t count = script.bytes.size(), end = std::min(count, mine.next + kLookAhead);
-  int64_t last = mine.step;
-  int nodes = 0;
-  for (size_t at = mine.next; at < end; ++at) {
-    if (mine.taken[at]) continue;
-    if (script.step[at] > last) last = script.step[at], ++nodes;
-    if (nodes > 1 && !further) break;
-    if (script.fits(at, bytes) && (nodes < 3 || script.fits(at - 1, mine.last_bytes))) return at;
-  }
+  const size_t count = script.bytes.size();
+  for (size_t at = mine.next; at < count && script.step[at] == mine.step; ++at)
+    if (!mine.taken[at] && script.fits(at, bytes)) return at;
   return count;
 }
 
-// Memory for a request that no storage of a guess is: in the room for workspaces of the operators that may be running; or null.
+// Memory for a request that no storage of a guess is: in the room for the workspace of the node that runs; or null.
 void* within_spaces(Session& mine, int64_t bytes) {
   const Script& script = *mine.script;
-  size_t later = mine.next;
-  while (later < script.step.size() && script.step[later] <= mine.step) ++later;
-  const int64_t needed = device::rounded(bytes), last = later < script.step.size() ? script.step[later] : INT64_MAX;
+  const int64_t needed = device::rounded(bytes);
   auto space = std::partition_point(script.spaces.begin(), script.spaces.end(), [&](const Space& each) { return each.step < mine.step; });
   Region& region = *mine.region;
   std::lock_guard<std::mutex> lock(region.guard);
-  for (; space != script.spaces.end() && space->step <= last; ++space) {
+  for (; space != script.spaces.end() && space->step == mine.step; ++space) {
     char *from = region.low.load() + space->offset, *const end = from + space->bytes;
     auto above = region.live.upper_bound(from);
     if (above != region.live.begin()) from = std::max(from, std::prev(above)->first + device::rounded(std::prev(above)->second));
@@ -322,15 +336,11 @@ void* within_spaces(Session& mine, int64_t bytes) {
 
 // The guessed request that this one is, taken; or their number, and with it a place in the room for workspaces where there is one.
 size_t guessed_place(Session& mine, int64_t bytes, void*& within) {
-  const Script& script = *mine.script;
-  size_t at = guessed(mine, bytes, false);
-  if (at == script.bytes.size()) {
-    if ((within = within_spaces(mine, bytes)) != nullptr) return at;
-    if ((at = guessed(mine, bytes, true)) == script.bytes.size()) return at;
-  }
-  mine.taken[at] = true;
-  mine.step = std::max(mine.step, script.step[at]);
-  while (mine.next < script.bytes.size() && (mine.taken[mine.next] || script.step[mine.next] < mine.step)) ++mine.next;
+  const size_t at = guessed(mine, bytes);
+  if (at == mine.script->bytes.size())
+    within = within_spaces(mine, bytes);
+  else
+    mine.taken[at] = true;
   return at;
 }
 #else
@@ -364,9 +374,7 @@ void* serve(Session& mine, int64_t bytes) {
   {
     std::lock_guard<std::mutex> lock(region.guard);
     auto above = region.live.lower_bound(p);
-    const bool meets_above = above != region.live.end() && above->first < p + bytes;
-    const bool meets_below = above != region.live.begin() && std::prev(above)->first + std::prev(above)->second > p;
-    if (meets_above || meets_below || !noted(region, above, p, bytes)) {
+    if (!is_free(region, above, p, bytes) || !noted(region, above, p, bytes)) {
       counts.occupied += 1, counts.occupied_bytes += bytes;
       free_there = false;
     }
@@ -381,8 +389,24 @@ void* serve(Session& mine, int64_t bytes) {
 
 void* theirs(int64_t bytes);  // memory of PyTorch's
 
+// In a recording a block that moves is the one that it was.
+void note_move(Recording& recording, void* from, void* to) {
+  std::lock_guard<std::mutex> lock(recording.guard);
+  const auto found = recording.alive.find(from);
+  if (found == recording.alive.end()) return;
+  const int64_t index = found->second;
+  recording.alive.erase(found);
+  recording.alive[to] = index;
+}
+
 // Memory for a request of this thread's session, or null: then it is PyTorch's to give.
 void* asked(Session& mine, int64_t bytes) {
+  if (mine.moving != nullptr) {
+    void* const to = serve(mine, bytes);
+    if (to != nullptr) note_move(*mine.recording, mine.moving, to);
+    mine.moving = nullptr;
+    if (to != nullptr) return to;
+  }
   mine.counts.requests += 1, mine.counts.request_bytes += bytes;
   void* p = mine.region == nullptr ? nullptr : serve(mine, bytes);
   if (mine.recording == nullptr) return p;
@@ -618,6 +642,36 @@ void* lowtide_record(
   void* const result = run(mine, call, work);
   if (!forked.load()) unlisted(recording);
   return result;
+}
+
+// What this thread asks for from here on is asked for by the node at this place of a plan, of which a guess serves it. Places ascend.
+void lowtide_at(int64_t step) {
+  if (session == nullptr || session->taken.empty()) return;
+  session->step = step;
+  const std::vector<int64_t>& steps = session->script->step;
+  while (session->next < steps.size() && steps[session->next] < step) ++session->next;
+}
+
+// Whether a result of the node that has run lies elsewhere in the arena than a guess has it, as a workspace of its size came first, and can
+// move there now: then the next request is for it.
+int lowtide_moves(void* block) {
+  if (session == nullptr || session->taken.empty()) return 0;
+  Session& mine = *session;
+  const Script& script = *mine.script;
+  Region& region = *mine.region;
+  char *const low = region.low.load(), *const p = static_cast<char*>(block);
+  std::lock_guard<std::mutex> lock(region.guard);
+  const auto found = region.live.find(p);
+  if (found == region.live.end()) return 0;
+  bool any = false;
+  for (size_t at = mine.next; at < script.step.size() && script.step[at] == mine.step; ++at) {
+    char* const there = low + script.offset[at];
+    if (script.offset[at] < 0 || !script.fits(at, found->second)) continue;
+    if (there == p) return 0;
+    any |= !mine.taken[at] && is_free(region, region.live.lower_bound(there), there, found->second);
+  }
+  if (any) mine.moving = p;
+  return any;
 }
 
 // Calls `work` back; what it asks for belongs to no step.

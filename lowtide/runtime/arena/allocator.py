@@ -130,8 +130,8 @@ class ArenaMemory(_Made):
 class Script(_Made):
     """Recorded requests with their offsets in an arena; with `up_to` what is asked for may be smaller than what was recorded.
 
-    Of a guess, `steps` are the nodes that ask, each in an order that only it knows. `spaces`, [n, 3], are rooms for their workspaces:
-    offset, bytes and step, by steps.
+    Of a guess, `steps` are the nodes that ask, ascending, each in an order that only it knows. `spaces`, [n, 3], are rooms for their
+    workspaces: offset, bytes and step, by steps.
     """
 
     def __init__(
@@ -182,7 +182,8 @@ class Allocator:
     ) -> tuple[Result, Recorded | None]:
         """A call's result, and what this thread asked for in it; None where there was no memory to note that. Raises BusyError.
 
-        With a region it is served meanwhile, too, as a script says that guesses what will be asked for.
+        With a region it is served meanwhile, too, as a script says that guesses what each node of a program will ask for: the library
+        wants to be told of them (`lowtide_at`).
         """
         recording, answer = _Recording(self.library), ctypes.c_int()
         served = (None, None) if region is None or script is None else (region.handle, script.handle)

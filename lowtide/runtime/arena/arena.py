@@ -18,35 +18,23 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, BusyError, Counts, Ints, Recorded, Script
+from lowtide.runtime.program import NodeListener
 
 Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
-Guess = Callable[[], tuple[Recorded, Recorded]]  # what a program will ask for, and what it needs beside that in blocks of unknown pieces
+# What a program will ask for, by node; what it needs beside that, in blocks of unknown pieces; and nodes whose results may be moved.
+Guess = Callable[[], tuple[Recorded, Recorded, frozenset[int]]]
+Place = Callable[[PlaceProblem], Any]  # finds addresses: offsets and arena_bytes, and lower_bound_bytes, below which there is no arena
 Shape = tuple[int, ...]  # of the batches of a program that takes several: a number for each of its dimensions
-
-
-class Addresses(Protocol):
-    """What a placer answers."""
-
-    @property
-    def offsets(self) -> Sequence[int]:
-        """Of the problem's buffers, in bytes."""
-
-    @property
-    def arena_bytes(self) -> int:
-        """The smallest arena that holds them."""
-
-    @property
-    def lower_bound_bytes(self) -> int:
-        """No arena is smaller."""
 
 
 @dataclass
@@ -82,7 +70,7 @@ class Arena:
     `run` may be called by any thread; of two at once, the second goes without the arena.
     """
 
-    def __init__(self, allocator: Allocator, place: Callable[[PlaceProblem], Addresses]) -> None:
+    def __init__(self, allocator: Allocator, place: Place) -> None:
         self._allocator, self._place = allocator, place
         self._tracks: dict[tuple[Hashable, Shape | None], _Track] = {}  # by program, and shape where one has a recording of its own
         self._region: ArenaMemory | None = None
@@ -169,7 +157,10 @@ class Arena:
         guessed, region = _Track(), None
         if guess is not None:
             have_workspaces()
-            region = self._region_for(guessed, *guess())
+            requests, beside, which = guess()
+            region = self._region_for(guessed, requests, beside)
+            if region is not None:
+                call = partial(NodeListener(self._allocator.library.lowtide_at, self._moved, which).along, call)
         if region is None and not self.live_tensors:
             self._drop()  # this run takes its memory elsewhere
         try:
@@ -180,6 +171,15 @@ class Arena:
             track.script, track.recorded, track.deviations = None, recorded, 0
             self.recorded_runs += 1
         return _moved_out(outputs, region) if region is not None and region.live else outputs
+
+    def _moved(self, item: Any) -> Any:
+        """A result of a node, or a copy of it at the address that was guessed for it, where it lies elsewhere.
+
+        A workspace of its size, which the node had asked for before, has lain there.
+        """
+        if not isinstance(item, torch.Tensor) or not self._allocator.library.lowtide_moves(item.untyped_storage().data_ptr()):
+            return item
+        return _copied(item, {})
 
     def _region_for(self, track: _Track, recorded: Recorded, beside: Recorded | None = None) -> ArenaMemory | None:
         """Memory that holds what is planned for a program; None where the system refuses it."""

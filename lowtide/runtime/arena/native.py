@@ -13,31 +13,21 @@ import hashlib
 import os
 import platform
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, processor
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once, processor
 
 __all__ = ["SOURCE", "NativeError", "key", "load", "opened"]
 
 SOURCE = Path(__file__).with_name("allocator.cpp")
 
-_loaded: list[Any] = []  # at most one: a second planned allocator would stand before the first
-_loading = threading.Lock()
 
-
+@once
 def load(directory: Path | None) -> Any:
     """This process's library, built where there is none yet below `directory`. Raises NativeError."""
-    with _loading:
-        if not _loaded:
-            _loaded.append(_library(directory))
-        return _loaded[0]
-
-
-def _library(directory: Path | None) -> Any:
     if sys.platform != "linux":
         raise NativeError(f"the planned allocator is made for Linux, this is {platform.system()}")
     return library(directory, f"allocator-{key(SOURCE)}.so", LibraryRecipe("the planned allocator", _compile, opened))
@@ -85,7 +75,7 @@ def _works(library: Any) -> bool:
 
 
 _POINTER, _INTEGER, _STATUS, _OBJECT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.py_object
-_FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it calls Python back and so holds its lock, result, arguments
+_FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it holds Python's lock, as what calls it back does; result, arguments
     ("install", False, _STATUS),
     ("region", False, _STATUS, _INTEGER, _POINTER),
     ("region_drop", False, None, _POINTER),
@@ -100,6 +90,8 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (  # name, whether it calls Python bac
     ("take", False, None, _POINTER, _POINTER, _POINTER, _POINTER),
     ("serve", True, _OBJECT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
     ("record", True, _OBJECT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _OBJECT, _OBJECT),
+    ("at", True, None, _INTEGER),
+    ("moves", True, _STATUS, _POINTER),
     ("aside", True, _OBJECT, _POINTER, _OBJECT),
     ("alone", True, _OBJECT, _POINTER, _POINTER, _OBJECT, _OBJECT),
     ("trim", False, None),

@@ -74,7 +74,9 @@ class CudaGraphs:
             before = torch.cuda.current_stream()
             if self._side is None:
                 self._side = torch.cuda.Stream()
-            # What earlier steps have left in PyTorch's own pools is of no use to a graph.
+            with torch.cuda.stream(self._side):
+                have_workspaces()
+            # What earlier steps have left in PyTorch's own pools is of no use to a graph, nor is what set the workspaces up.
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             if not self._alive:
@@ -87,7 +89,6 @@ class CudaGraphs:
             try:
                 self._side.wait_stream(before)
                 with torch.cuda.stream(self._side):
-                    have_workspaces()
                     around(lambda: self._captured(graph, body))
                 before.wait_stream(self._side)
                 self._alive.add(graph)
