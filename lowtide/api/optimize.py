@@ -1,4 +1,4 @@
-"""The one verb."""
+"""The verb `optimize`: checks what it is given, captures and plans by others, and hands back a step."""
 
 from __future__ import annotations
 

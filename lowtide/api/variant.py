@@ -1,8 +1,8 @@
 """One program of a step, made ready to run on what the caller holds.
 
-What a step that failed has changed, told to its caller. Until the loss exists a step changes only what eager PyTorch would have changed by
-then, so a failure there is passed on as it is. After that, gradients are used as soon as they exist: when a later operator fails, some
-parameters have been updated and others have not.
+It also tells the caller what a step that failed has changed. Until the loss exists a step changes only what eager PyTorch would have
+changed by then, so a failure there is passed on as it is. After that, gradients are used as soon as they exist: when a later operator
+fails, some parameters have been updated and others have not.
 """
 
 from __future__ import annotations

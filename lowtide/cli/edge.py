@@ -150,20 +150,20 @@ def _axis(text: str) -> tuple[str, int]:
 
 
 def show(console: Console, plan: EdgePlan) -> None:
-    """The plan for people: what is promised, each space, and the fullest step of the space that is fullest."""
+    """The plan for people: what is promised, each space, and the step at which most bytes are alive."""
     console.print(_facts(plan))
     console.print(_spaces(plan))
     console.print(_fullest(plan))
 
 
 def _facts(plan: EdgePlan) -> Table:
-    unit = time_text(plan.bound / 1e6) if plan.least is None else exact_bytes(plan.bound)
+    bound = time_text(plan.bound / 1e6) if plan.least is None else exact_bytes(plan.bound)
     rows = {
         "network": printable(plan.graph.name),
         "operators": f"{len(plan.order):,}",
         "time": "unknown: a rate is missing" if plan.time_us is None else time_text(plan.time_us),
         "made least": "the time" if plan.least is None else f"the bytes of {plan.spaces[plan.least].name}",
-        "lower bound": unit,
+        "lower bound": bound,
         "gap": f"{plan.gap:.2%}" if plan.gap else "0 %",
         "status": f"{plan.status.name.lower()}: {plan.status.value}",
         "cuts": f"{len(plan.cuts)}, {plan.extra_macs:.1%} of multiplications done again",

@@ -9,9 +9,9 @@ four times as fast as it is in a step, and recomputing it too cheap. The calls t
 counts: whatever else the machine does only adds to it, and seldom lasts for all rounds. A call that takes long is run less often: what
 disturbs it is a small part of it, and the run in which its memory was watched tells as much. Small calls share the reading of other memory.
 
-What of an operator's arguments a device's cache still holds when it runs, by the order in which a graph runs.
-
-A cache of so many bytes keeps what was touched last. What is larger than all of it goes through and leaves nothing behind.
+On a GPU a call is timed both with its arguments in the cache and without. Which time counts in a graph is said by a model of that cache:
+it keeps what was touched last, and what is larger than all of it goes through and leaves nothing behind. `device_here` measures the rates
+by which an operator is timed that cannot be run.
 """
 
 from __future__ import annotations

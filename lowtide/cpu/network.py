@@ -1,6 +1,6 @@
 """A body as a network: its source, its arena, and the constants that are prepared for it.
 
-When buffers of the arena live, as a problem of addresses: from the stage that first writes one to the end of the last that reads it.
+Addresses in the arena are a placement problem: a buffer lives from the stage that first writes it to the end of the last that reads it.
 """
 
 from __future__ import annotations

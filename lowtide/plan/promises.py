@@ -1,12 +1,11 @@
-"""Do a plan's promises follow from its graph, order and reuses? Counted anew, storage by storage; shares no code with the cost model.
+"""Do a plan's promises follow from its graph, order and reuses? Counted anew, storage by storage, by no code of the cost model.
 
 At each step: the bytes of all storages that live then, and the workspace of the node that runs. What the caller holds is there throughout.
 On the host, of each power of two: as many buffers as copies of that size ever live at once, each from its store to the last use; from
 beginning to end what lies there between steps.
 
-What the body of a loop makes for itself at its highest, counted anew; shares no code with the cost model. A part's nodes run in program
-order. A storage lives from the node that makes it to the last that uses it; a node that may work in the memory of inputs does so in the
-first that dies there. What operators need for themselves is not known here: a workspace is this at least.
+A loop's workspace is at least what its body makes for itself at its highest. A part's nodes run in program order. A storage lives from
+the node that makes it to the last that uses it; a node that may work in the memory of inputs does so in the first that dies there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A saved plan for a program that was captured anew: whether it is of that program, and the plan on its graph. Nothing is solved again.
 
-The splits of one graph, made again of another that looks like it: loops tell which nodes they are of, along what, in how many parts.
-
-So a saved plan is recognised, and what was found for the program that most steps run is done to the others of the same step.
+Splits are made again by what their loops tell: which nodes they are of, along what, in how many parts. A saved plan is recognised by that.
+What was found for the program that most steps run is done to the others of the step in the same way.
 """
 
 from __future__ import annotations

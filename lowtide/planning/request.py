@@ -1,8 +1,7 @@
 """What is asked of planning: a limit, the machine, how far to look, and who looks on.
 
 Users write limits as `memory=2**33`, `memory="8GiB"`, `memory="60%"`, `memory={"cuda": "24GiB", "host": "48GiB"}`, `latency=1.1`; a search
-knows bytes and times.
-Effort has three levels, of which each holds all that the one before finds: more effort is never worse.
+knows bytes and times. Effort has three levels, of which each holds all that the one before finds: more effort is never worse.
 """
 
 from __future__ import annotations

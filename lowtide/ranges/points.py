@@ -1,6 +1,6 @@
 """Points of a range: those at which orders are solved, and those at which a family is searched and judged.
 
-Solved at are all corners, and between them numbers that grow by equal factors. No limit has a say in any of them.
+Orders are solved at all corners, and between them at numbers that grow by equal factors. No limit changes any of them.
 """
 
 from __future__ import annotations

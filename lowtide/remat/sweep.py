@@ -15,9 +15,8 @@ on from what the other has found by then; behind each round limits of the host's
 round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on where eviction finds nothing, and from the best
 one of each level. They are no states.
 
-`Guesses` are first guesses of what to keep: the best choices between bytes and time at the moment where an order stands highest.
-
-What a corner of those choices keeps (`remat.bound`) is dear to eviction, the rest is cheap to make again.
+`Guesses` are first guesses of what to keep: the best choices between bytes and time (`remat.bound`) at the moment where an order stands
+highest. What such a choice keeps is made dear to eviction, and the rest cheap.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ def with_leaving(
 ) -> T:
     """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
 
-    `capture` is also told whether to name whoever holds what it should not: only once nothing else is left to try. `sizes`: the batch
-    has symbolic ones, which may be converted. `numbers`: places where another one lies in each step, which the program may compute with.
+    `capture` takes a recorder of what the program puts outside, and `names`: whether its refusals search for the holder of a tensor, which
+    takes time, and so is done in the last attempt alone. `sizes`: the batch has symbolic ones, which may be converted. `numbers`: places
+    where each step finds another number, which the program may compute with.
     """
     roots = list(roots)
     with conversions_followed(roots) if sizes else nullcontext():
@@ -85,7 +86,8 @@ def _summed(
 ) -> T:
     """A capture that follows what the program puts outside; where it is refused, or some are `counted`, one that follows its sums as well.
 
-    Each attempt says which attributes those are. What is told in the end is what the first one told.
+    Each attempt says which attributes those are. Where all fail, the first refusal is told, unless a later one says more: an error of the
+    user's own code, or why what the program puts outside cannot be followed.
     """
     refusal: CaptureError | None = None
     tried = converts = bool(counted)

@@ -1,6 +1,6 @@
 """A model within DistributedDataParallel: what that was set to do, its module called in its place, and what the ranks exchange in a step.
 
-What the ranks exchange in a step, as operators: buffers of rank 0 before the forward pass, means of gradients after the backward one.
+Exchanges are operators of the graph: buffers of rank 0 before the forward pass, means of gradients after the backward one.
 
 The numbers are DistributedDataParallel's (PyTorch Distributed, Li et al., VLDB 2020, section 3.2): each gradient times 1/size, then summed.
 Of two ranks' sums every order is one; of more, the library sums each piece of a bucket in an order of its own, so that other

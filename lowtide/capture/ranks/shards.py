@@ -5,13 +5,13 @@ DistributedDataParallel has; stage 2 leaves each rank its part of the sums alone
 equal parts as there are ranks, the last one filled up with zeros: the program is the same on all ranks, and so is what they hold. An
 optimizer that computes each element by itself gives the same numbers part by part; any other is refused.
 
-Sums of which each rank keeps its part: `reduce_scatter`, and over gloo an exchange of parts that their keepers add.
+Stage 2 sums by `reduce_scatter`; over gloo ranks exchange parts, which their keepers add.
 
 gloo has no `reduce_scatter` of its own: PyTorch sums all on every rank, in a copy, and cuts the part out, which moves each byte twice. An
 exchange moves it once. Terms are added in the order of ranks, one by one: of two there is one order, so that sums are
 DistributedDataParallel's; of more, it is an order among several.
 
-Collectives that work from one tensor into another: begun and ended. Meanwhile they read the first, which nobody may write or let go.
+These collectives work from one tensor into another, in two nodes. Between them they read the first, which nobody may write or let go.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _text(relation: Any, names: Mapping[str, str]) -> str:
 
 
 def steps_of_range(conditions: Sequence[Condition], dimensions: Dimensions, holds: Holds, point: Mapping[str, int]) -> dict[str, int]:
-    """The steps in which dimensions have to go from a point for all to hold, where all does not hold one further.
+    """By dimension the step between sizes for which all conditions hold, where they do not hold for the next size: 8 for multiples of 8.
 
     What stands in a condition as a divisor says which steps may be meant; the least that leads on is taken.
     """
