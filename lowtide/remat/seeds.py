@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count, islice
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -193,34 +194,42 @@ class _Planned:
     def __init__(self, problem: RematProblem) -> None:
         self._problem = _settled(problem)
         self._options: KnownOptions = {}
-        self._found: dict[bytes, list[Plans | None]] = {}
+        self._found: dict[bytes, list[Plans]] = {}
+        self._coming: dict[bytes, Iterator[Plans]] = {}
         self._lock = threading.Lock()
 
     def ways(self, order: Ints) -> Iterator[Plans]:
-        """The ways to plan along an order, each made when it is wanted first: all segments by their blocks, then by two blocks as one."""
+        """The ways to plan along an order, each made when it is wanted first."""
         plans = self._found.setdefault(order.tobytes(), [])
-        for position in range(2):
+        for position in count():
             with self._lock:
-                if position == len(plans):
-                    plans.append(self._plans_by(order, *plans))
-                planned = plans[position]
-            if planned is None:
-                return
-            yield planned
+                if position == len(plans) and not self._more(order, plans):
+                    return
+            yield plans[position]
 
-    def _plans_by(self, order: Ints, finer: Plans | None = None) -> Plans | None:
-        """By larger blocks than another way, or else by the smallest; None where no blocks are found. Skips count for cuts if they can."""
-        problem, options = self._problem, self._options
-        if finer is not None:
-            merged = [BlockPlan.of(problem, fine.blocks.merged(2), options, fine) for fine in finer.segments]
-            return Plans(problem, finer.order, merged)
-        order = prompt(problem, order)
-        for skips in (True, False):
-            parts = [find_blocks(problem, order, segment, skips=skips) for segment in segments(problem, order)]
-            blocks = [each for each in parts if each is not None]
-            if blocks:
-                return Plans(problem, order, [BlockPlan.of(problem, each, options) for each in blocks])
-        return None
+    def _more(self, order: Ints, plans: list[Plans]) -> bool:
+        """Whether there was one more way to find. What is interrupted is begun again next time."""
+        key = order.tobytes()
+        before, coming = len(plans), self._coming.pop(key, None)
+        if coming is None:
+            coming = islice(_ways_to_plan(self._problem, prompt(self._problem, order), self._options), len(plans), None)
+        plans.extend(islice(coming, 1))
+        self._coming[key] = coming
+        return len(plans) > before
+
+
+def _ways_to_plan(problem: RematProblem, order: Ints, options: KnownOptions) -> Iterator[Plans]:
+    """All segments by their blocks, then by blocks of twice the size; with skips taken into account for the cuts, and without."""
+    seen: list[list[int]] = []
+    for skips in (True, False):
+        blocks = [each for segment in segments(problem, order) if (each := find_blocks(problem, order, segment, skips=skips)) is not None]
+        starts = [start for each in blocks for start in each.starts.tolist()]
+        if not blocks or starts in seen:
+            continue
+        seen.append(starts)
+        finest = [BlockPlan.of(problem, each, options) for each in blocks]
+        yield Plans(problem, order, finest)
+        yield Plans(problem, order, [BlockPlan.of(problem, fine.blocks.merged(2), options, fine) for fine in finest])
 
 
 def _settled(problem: RematProblem) -> RematProblem:
