@@ -1,4 +1,4 @@
-"""Orders of synthetic training steps of 1,000 to 100,000 operators: seconds, peaks, proven bounds, memory, and how seconds grow.
+"""Orders of synthetic training steps of 1,000 to 1,000,000 operators: seconds, peaks, proven bounds, memory, and how seconds grow.
 
     python -m bench.large                 all sizes, each in a process of its own
     python -m bench.large --row chain 10000
@@ -25,7 +25,7 @@ from lowtide.problems.order import OrderProblem, Task
 from lowtide.schedule import AUTO, schedule
 from lowtide.schedule.auto import warm_up
 
-SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 1_000_000)
 COLUMNS = ("step", "operators", "built_seconds", "seconds", "peak_bytes", "lower_bound_bytes", "gap_percent", "status", "process_bytes")
 
 

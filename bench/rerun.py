@@ -73,6 +73,7 @@ BENCHES = (
     Bench("bench.arena_default", ("arena_default",)),
     Bench("bench.step_time", ("step_time",)),
     Bench("bench.planning_time", ("planning_time",)),
+    Bench("bench.stability", ("stability",)),
     Bench("bench.report", ("report",)),
     Bench("bench.place", ("place", "place_models"), 600),
     Bench("bench.place_ablation ../shared/data/place", ("place_ablation",)),

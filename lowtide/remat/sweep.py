@@ -12,8 +12,8 @@ and costed, and in the runs that they hold, so that large graphs do not take lon
 All of this is done in rounds of growing effort, none of which depends on when the search is stopped: a search of more states does what one
 of less does, and then more, so that it is never worse. Where something is swapped that holds of whole rounds, as one half of a round goes
 on from what the other has found by then; behind each round limits of the host's memory are searched, too (`remat.host_levels`). A whole
-round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on where eviction finds nothing, and from the best
-one of each level. They are no states.
+round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on where eviction finds nothing, from the best one of
+each level, and where the time rises steeply between levels. They are no states.
 
 `Guesses` are first guesses of what to keep: the best choices between bytes and time (`remat.bound`) at the moment where an order stands
 highest. What such a choice keeps is made dear to eviction, and the rest cheap.
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, islice, product
+from itertools import count, islice, pairwise, product
 from typing import TypeAlias
 
 import numpy as np
@@ -80,7 +80,9 @@ _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit
 _AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _LARGE = 500  # nodes of a problem for which a second thread is worth waking
-_POLISHED, _REACH = 6, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
+_POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
+_STEEP, _TRIED = 4, 240  # a limit between two for every so many levels; a share of the round for local moves from one schedule there
+_ABOVE = (0, 2, 3)  # levels above such a limit whose schedules they go on from
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 # Called by either thread with the share of the effort that is done, and what was found.
@@ -249,7 +251,9 @@ class _SweepSearch:
             self.climb(limit, len(turns) - turn)
         if self.round.is_whole and self.problems[0].links is None:
             self.go_lower(levels)
-            self.polish([limit for limit in levels if self.archive.within(limit) is not None])
+            reached = [limit for limit in levels if self.archive.within(limit) is not None]
+            self.polish(reached)
+            self.refine(reached)
 
     def plant(self, levels: Sequence[int]) -> None:
         """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
@@ -385,6 +389,27 @@ class _SweepSearch:
             point = self.archive.within(limit)
             if point is not None:
                 self.move(point, limit, _POLISHED * len(reached))
+
+    def refine(self, reached: Sequence[int]) -> None:
+        """Local moves at limits halfway between two, where the time rises most from one to the other.
+
+        Near the leanest schedule it rises by tenths from level to level, and so would an answer by where a level happens to lie. Moves go
+        on from schedules of levels above, too: these are not stuck where those of the limit are.
+        """
+        limits = sorted({*reached, self.archive.points[0].peak_bytes})
+        step = min((above - below for below, above in pairwise(reversed(reached))), default=0)
+        for _ in range(len(reached) // _STEEP):
+            times_us = [point.time_us for limit in limits if (point := self.archive.within(limit)) is not None]
+            wide = [at for at in range(1, len(limits)) if limits[at] - limits[at - 1] > step // 16]
+            if not wide:
+                return
+            at = max(wide, key=lambda at: times_us[at - 1] - times_us[at])
+            limit = (limits[at - 1] + limits[at]) // 2
+            above = [self.archive.within(higher) for higher in (limits[at], *(limit + levels * step for levels in _ABOVE))]
+            for point in dict.fromkeys(above):
+                if point is not None:
+                    self.move(point, limit, _TRIED)
+            limits.insert(at, limit)
 
     def move(self, point: Point, limit: int, share: int) -> bool:
         """Local moves from a point, as many as take about one in so many parts of the round; whether they kept the limit."""
