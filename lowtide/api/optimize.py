@@ -122,12 +122,13 @@ def optimize(
         or copied to the host and back (see `Run(swap=...)`). Random operators and updates are never repeated, and all numbers stay the
         same to the last bit. `{"cuda": "24GiB", "host": "48GiB"}` also limits what these copies may pin of the host's memory, in bytes.
     latency: the most that a step may take, as a multiple of its time without recomputation. The peak is then as small as was found.
-    exact: eager's numbers, to the last bit. False also allows rewrites that round differently, if they save memory. Under a limit, sets
-        of operators run part by part. Products are added up as they are made. At inference, batch norms are folded into convolutions and
-        linear layers. Gradients of ELU and of norms without a weight are computed from results, and those of a convolution's input
-        without that input. Inference on a CPU without a limit runs generated kernels, which the system's C++ compiler builds. Their
-        weights are packed, which takes that memory once more, and packed again when they change. `step.plan` says what was done,
-        `step.verify` how far that is from eager. With `Shapes(dynamic=...)` nothing runs part by part yet.
+    exact: eager's numbers, to the last bit. False also allows rewrites that round differently, if they save memory. Under a limit, sets of
+        operators run part by part. Products are added up as they are made. At inference, batch norms are folded into convolutions and
+        linear layers. Gradients of ELU and of norms without a weight are computed from results, and those of a convolution's input without
+        that input. On a GPU products with rows of odd sizes are padded where that is faster. Inference on a CPU without a limit runs
+        generated kernels, which the system's C++ compiler builds. Their weights are packed, which takes that memory once more, and packed
+        again when they change. `step.plan` says what was done, `step.verify` how far that is from eager. With `Shapes(dynamic=...)` nothing
+        runs part by part yet.
     plan: a plan saved earlier for this very program, to be used instead of solving again. With `Shapes(dynamic=...)` it is the path of
         what `step.save` wrote for that range.
     training: what a training step does beside: `Training(accumulate=4, after_backward=clip, scaler=scaler)`.
