@@ -24,7 +24,7 @@ from lowtide.remat.offload import offloadable_storages
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 from lowtide.rewrite.results import read_results, split_results
-from lowtide.rewrite.rewritings import AppliedRule
+from lowtide.rewrite.rewritings import ALIGNMENT, AppliedRule
 from lowtide.schedule import Schedule, Solver, schedule, schedule_all
 
 _REWRITES = (read_results, split_results)
@@ -80,6 +80,11 @@ class Candidate:
     def algebra_us(self) -> float:
         """What algebra made it take more than the captured graph, below 0 for less."""
         return sum(applied_rule.cost_us for applied_rule in self.applied_rules)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether products are padded, which spares time and takes room."""
+        return any(each.rule == ALIGNMENT.name for each in self.applied_rules)
 
     def timed(self, node_us: Sequence[float], issue_us: Sequence[float] = ()) -> Candidate:
         """The same, knowing what its nodes take, and take the host beside; what was derived is kept, as times are part of its questions."""

@@ -112,8 +112,11 @@ class Machine:
         Where there will be a limit all are offered; without one that which takes least time, by what is measured of all, and of those that
         are as fast the one that holds least.
         """
-        whole = aligned(equal_graphs(captured.graph)[-1], self._times_of(captured, laboratory))
+        plain = equal_graphs(captured.graph)[-1]
+        whole = aligned(plain, self._times_of(captured, laboratory))
         graphs = [*leaner_graphs(whole, on_gpu=self._is_gpu(captured)), whole]
+        if limited and whole is not plain:  # which holds less
+            graphs.append(plain)
         compiled = [each for each in self.compiled(graphs) if each is not None]
         if limited or len(compiled) < 2:
             return list(compiled)

@@ -325,7 +325,7 @@ def _member(program: tuple[Ranged, ...], written: WrittenMember, request: Reques
         return in_order(program, written.candidate, written.order, request)
     sequence = np.array(written.sequence, np.int32)
     if not runs_all(ranged.remat_problem(request).structure, sequence):
-        raise CheckError("a sequence does not run what the program does, or it was made with other settings of `swap` and `swap_state`")
+        raise CheckError("a sequence does not run what the program does, or it was made with other settings of `swap` and `state`")
     return in_sequence(program, written.candidate, sequence, request)
 
 

@@ -26,7 +26,7 @@ from lowtide.rewrite.base import Match, Uses, is_row_by_row
 _ADDMM = "aten.addmm.default"
 _PRODUCTS = ("aten.mm.default", "aten.bmm.default", _ADDMM)
 _PAD, _SLICE, _TURN = "aten.constant_pad_nd.default", "aten.slice.Tensor", "aten.transpose.int"
-_TURNS = frozenset({"aten.t.default", _TURN})
+_TURNS = ("aten.t.default", _TURN)
 _FAST = frozenset({"float16", "bfloat16", "float32"})  # that tensor cores multiply
 _CONTIGUOUS = (("memory_format", Atom("memory_format", "contiguous_format")),)
 
@@ -88,7 +88,7 @@ def _product(uses: Uses, node: Node) -> _Product | None:
     left, right = matrices
     if not isinstance(left, Value) or not isinstance(right, Value) or not is_row_by_row(result):
         return None
-    if node.op == _ADDMM and not _is_row(node.args[0]):
+    if node.op == _ADDMM and not _is_row(node.args[0], result):
         return None
     sizes = defaultdict[str, int](int)
     for value, names in ((left, "mk"), (right, "kn"), (result, "mn")):
@@ -105,9 +105,9 @@ def _has_tensor_cores(value: Value) -> bool:
     return value.dtype in _FAST and value.storage.device.startswith("cuda")
 
 
-def _is_row(bias: Arg) -> bool:
+def _is_row(bias: Arg, result: Value) -> bool:
     """Whether it is one number for each column."""
-    return isinstance(bias, Value) and len(bias.shape) == 1
+    return isinstance(bias, Value) and bias.shape == result.shape[-1:]
 
 
 def _missing(value: Value) -> tuple[int, int]:

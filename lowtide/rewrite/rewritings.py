@@ -143,34 +143,45 @@ class Rewriting:
     exact: bool
 
     @property
+    def is_padded(self) -> bool:
+        """Whether its products are."""
+        return any(each.rule == ALIGNMENT.name for each in self.applied_rules)
+
+    @property
     def costs_time(self) -> bool:
         """Whether it takes longer than the graph that was rewritten."""
         return sum(applied_rule.cost_us for applied_rule in self.applied_rules) > 0
 
 
 def rewritings(graph: Graph, times_of: TimesOf, *, exact: bool) -> Iterator[Rewriting]:
-    """The graph rewritten wherever a rule fits; then where that takes no longer. `exact`: only by rules that are."""
+    """The graph rewritten wherever a rule fits; then where that takes no longer. `exact`: only by rules that are.
+
+    Padding holds more for a while, and spares time: so the last of these comes once more with its products padded.
+    """
+    last = Rewriting(graph, (), exact=True)
     for rules in (_rules(True),) if exact else (_rules(True), _rules(False)):
         whole = rewrite(graph, rules)
         if not whole.applied or all(rule.exact for rule, _ in whole.applied) != rules[-1].exact:
             continue
         cost_us = _costs(graph, whole, times_of)
-        worth = {_key(*each) for each in whole.applied if cost_us[_key(*each)] <= 0 or _applied_rule(each, 0.0).saved_bytes > 0}
-        if len(worth) < len(whole.applied):
-            whole = _rewritten_at(graph, worth, rules)
-        if not whole.applied:
-            continue
-        yield _of(whole, cost_us)
+        yield (last := _of(whole, cost_us))
         paid = _paid(whole, cost_us)
-        if paid and len(paid) < len(whole.applied):
-            yield _of(_rewritten_at(graph, paid, rules), cost_us)
+        if paid and len(paid) < len(cost_us):
+            yield (last := _of(_rewritten_at(graph, paid, rules), cost_us))
+    if not exact and (spared := _alignments(last.graph, times_of)):
+        yield rewritten_with(graph, {each.key: each.cost_us for each in last.applied_rules} | spared)
+
+
+def _alignments(graph: Graph, times_of: TimesOf) -> dict[_Key, float]:
+    """Where padding spares time, and what it costs there, which is less than nothing."""
+    whole = rewrite(graph, (ALIGNMENT,))
+    return {key: us for key, us in _costs(graph, whole, times_of).items() if us < 0} if whole.applied else {}
 
 
 def aligned(graph: Graph, times_of: TimesOf) -> Graph:
-    """The graph with its products padded where that takes less time."""
-    whole = rewrite(graph, (ALIGNMENT,))
-    cost_us = _costs(graph, whole, times_of) if whole.applied else {}
-    return _rewritten_at(graph, {key for key, us in cost_us.items() if us < 0}, (ALIGNMENT,)).graph
+    """The graph with its products padded where that spares time; the same one where it spares none."""
+    spared = _alignments(graph, times_of)
+    return _rewritten_at(graph, spared, (ALIGNMENT,)).graph if spared else graph
 
 
 def aligned_as(graph: Graph, other: Graph) -> Graph:
@@ -184,7 +195,12 @@ def _product_key(node: Node) -> tuple[object, ...]:
 
 
 def over_dimensions(graph: Graph, at_point: Rewriting) -> Rewriting | None:
-    """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them."""
+    """A graph over dimensions as it was rewritten at a point of them; None where what was done there does not hold for all of them.
+
+    Nor where products are padded: which ones have to be, and by how much, is another matter at each point.
+    """
+    if at_point.is_padded:
+        return None
     rewriting = rewritten_with(graph, {each.key: each.cost_us for each in at_point.applied_rules})
     return rewriting if len(rewriting.applied_rules) == len(at_point.applied_rules) else None
 
@@ -224,8 +240,8 @@ def rule_reports(applied_rules: Sequence[AppliedRule], plan: Contents) -> tuple[
 
 
 def _rules(exact: bool) -> tuple[Rule, ...]:
-    """Those that are exact, or all, exact ones first."""
-    return tuple(rule for rule in RULES if rule.exact) + (() if exact else tuple(rule for rule in RULES if not rule.exact))
+    """Those that are exact, or all by which less is held, exact ones first."""
+    return tuple(rule for rule in RULES if rule.exact or not (exact or rule is ALIGNMENT))
 
 
 def _key(rule: Rule, place: Match) -> _Key:

@@ -238,13 +238,14 @@ class StreamedTransfers:
     def empty(self, tensor: torch.Tensor, copy: _StreamedCopy) -> None:
         """A drop, after which the memory may be given to what is computed from here on."""
         self.drop(tensor, copy)
+        self._empty[id(tensor)] = tensor, copy  # first, or an interrupt behind it would leave the caller without a value
         tensor.untyped_storage().resize_(0)
-        self._empty[id(tensor)] = tensor, copy
 
     def refill(self, tensor: torch.Tensor, copy: _StreamedCopy) -> torch.Tensor:
         tensor.untyped_storage().resize_(copy.layout.nbytes)
-        del self._empty[id(tensor)]
-        return self._filled(tensor, copy)
+        self._filled(tensor, copy)
+        del self._empty[id(tensor)]  # last: after an interrupt it is filled once more, with the same bytes
+        return tensor
 
     def fetch(self, home: torch.Tensor, device: torch.device) -> torch.Tensor:
         tensor = _like(home, device)

@@ -94,7 +94,7 @@ class Program:
         weakref.finalize(self, linecache.cache.pop, filename, None)
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
         object.__setattr__(self, "_step", namespace.pop("step"))
-        object.__setattr__(self, "_codes", [self._step.__code__])
+        object.__setattr__(self, "_codes", [] if self._step is None else [self._step.__code__])  # None: the source is another's
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run on the graph's inputs, tensors and numbers in their order; the graph's outputs."""

@@ -17,6 +17,7 @@ from bench.in_values import in_values
 from lowtide.api import arena as api_arena
 from lowtide.base.stages import Stages
 from lowtide.runtime.arena import native
+from lowtide.runtime.libraries import once
 from tests.api.networks import chosen_rows, convnet, cross_entropy, pictures, rows, sgd, squares, workload
 from tests.arenas import skip_without_arenas
 from tests.training import check, varied
@@ -305,7 +306,7 @@ def test_without_a_compiler_it_says_so_once_and_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(native, "load", once(native.load.__wrapped__))  # as in a process that has loaded none
     api_arena._warn.cache_clear()
     with pytest.warns(UserWarning, match=r"lowtide runs without an arena: it takes a C\+\+ compiler, .* install g\+\+, or set CXX") as told:
         _training(arena="always")
@@ -321,7 +322,7 @@ def test_where_an_arena_is_not_insisted_on_nothing_is_said(tmp_path, monkeypatch
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(native, "load", once(native.load.__wrapped__))  # as in a process that has loaded none
     api_arena._warn.cache_clear()
     step = check(workload(convnet, pictures, cross_entropy), options={"arena": "auto"})
     assert step.arena.absent.startswith("it takes a C++ compiler")

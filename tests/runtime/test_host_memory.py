@@ -299,3 +299,44 @@ def test_an_interrupt_at_any_moment_leaves_no_copy_under_way(fails):
         assert home.tolist() in ([1.0] * 8, [2.0] * 8)
     assert at > 50
     assert home.tolist() == [2.0] * 8
+
+
+class _InterruptAtLine:
+    """Raises KeyboardInterrupt at the nth line of what empties and fills."""
+
+    def __init__(self, left):
+        self.left, self.came = left, False
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code.co_name not in ("empty", "refill", "_filled", "_after_computing"):
+            return None
+        self.left -= event == "line"
+        if self.left < 0:
+            self.came = True
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self
+
+
+def test_an_interrupt_at_any_line_leaves_what_is_lent_whole():
+    """Between the line that empties a parameter and the one that knows of it, too."""
+    at, came = 0, True
+    while came:
+        tensor, interrupt = torch.arange(4.0), _InterruptAtLine(at)
+        try:
+            with StreamedMemory(LateStreams()).transfers() as transfers:
+                copy = transfers.store(tensor)
+                sys.settrace(interrupt)
+                transfers.empty(tensor, copy)
+                transfers.refill(tensor, copy)
+                sys.settrace(None)
+                transfers.arrived(tensor)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        came, at = interrupt.came, at + 1
+        assert tensor.untyped_storage().nbytes() == 16
+        if came:
+            assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0], at
+    assert at > 10

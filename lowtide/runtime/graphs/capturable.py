@@ -31,7 +31,7 @@ def not_replayed(graph: Graph) -> str:
             if node.op == SAVE:
                 return f'it copies {before.storage.name} to the host, which waits for that; leave out Run(state="host")'
             if is_transfer(node):
-                return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(swap_state=True)"
+                return f"{before.storage.name} makes room, and lies elsewhere afterwards; leave out Run(state='swap')"
             if _type(before.storage) == "cpu":
                 return f"it writes {before.storage.name} on the host, which happens once, while the graph is captured. {ON_DEVICE}"
     return ""
