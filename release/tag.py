@@ -3,8 +3,9 @@
     python -m release.tag [--dry-run] [--without-cuda]
 
 The version is that of `lowtide/base/release.py`, the notes are its section of the changelog. Where something is missing, all of it is told
-and nothing runs. In the clone `make test`, `make test-cuda` and `make wheels` run; the wheels are put into `dist`. Then the changelog's
-heading gets its date, and that commit the tag. Nothing is pushed: `git push --follow-tags` is for a person to say.
+and nothing runs. In the clone the changelog's heading gets its date; that commit passes `make test` and `make test-cuda`, is what `make
+wheels` builds, and is tagged. Only then the checkout goes on to it, if it is still as it was; `dist` has the wheels of this version alone.
+Nothing is pushed: `git push --follow-tags` is for a person to say.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _ROOT = Path(__file__).parents[1]
 _CHECKS = ("test", "test-cuda", "wheels")
 _UNRELEASED = "## Unreleased"
 _LATER = ", to be released"
+_NOTHING = "make test-cuda: nothing was tested"  # what the Makefile prints, and ends well
+_OF_COMMITS = r"^(user|gpg|commit|tag)\."  # settings of git that a clone does not take over
 
 
 def main() -> None:
@@ -36,19 +39,48 @@ def main() -> None:
         print(f"release.tag: {each}", file=sys.stderr)
     if missing or options.dry_run:
         sys.exit(1 if missing else 0)
-    version = version_of(_ROOT)
+    version, before = version_of(_ROOT), _state(_ROOT)
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "lowtide")
-        _git(_ROOT, "clone", "--quiet", str(_ROOT), str(clone))
-        for check in _CHECKS:
-            if check != "test-cuda" or not options.without_cuda:
-                subprocess.run(["make", check], cwd=clone, check=True)
+        _tagged(clone, version, without_cuda=options.without_cuda)
+        if _state(_ROOT) != before:
+            raise SystemExit("release.tag: the checkout has changed since the checks began: nothing is tagged, begin anew")
+        _git(_ROOT, "fetch", str(clone), "tag", f"v{version}")
+        _git(_ROOT, "merge", "--quiet", "--ff-only", f"v{version}")
+        (_ROOT / "dist").mkdir(exist_ok=True)
+        for older in (_ROOT / "dist").glob("lowtide-*"):
+            older.unlink()
         shutil.copytree(clone / "dist", _ROOT / "dist", dirs_exist_ok=True)
-    changelog = _ROOT / "CHANGELOG.md"
-    changelog.write_text(dated(changelog.read_text(encoding="utf-8"), version, datetime.date.today()), encoding="utf-8")
-    _git(_ROOT, "commit", "--quiet", "-m", f"lowtide {version}", "CHANGELOG.md")
-    _git(_ROOT, "tag", "-a", f"v{version}", "-m", f"lowtide {version}")
     print(f"v{version} is tagged; `git push --follow-tags` publishes it, and `dist` has the wheels")
+
+
+def _tagged(clone: Path, version: str, *, without_cuda: bool) -> None:
+    """Make the clone and the release in it. Raises SystemExit where a check fails, or tests nothing."""
+    _git(_ROOT, "clone", "--quiet", str(_ROOT), str(clone))
+    for setting in _tried(_ROOT, "config", "--get-regexp", _OF_COMMITS).stdout.splitlines():
+        _git(clone, "config", *setting.split(" ", 1))
+    changelog = clone / "CHANGELOG.md"
+    changelog.write_text(dated(changelog.read_text(encoding="utf-8"), version, datetime.date.today()), encoding="utf-8")
+    _git(clone, "commit", "--quiet", "-m", f"lowtide {version}", "CHANGELOG.md")
+    commit = _git(clone, "rev-parse", "HEAD")
+    for check in _CHECKS:
+        if check == "test-cuda" and without_cuda:
+            continue
+        lines = []
+        with subprocess.Popen(["make", check], cwd=clone, stdout=subprocess.PIPE, text=True, errors="replace") as running:
+            for line in running.stdout or ():
+                print(line, end="", flush=True)
+                lines.append(line.strip())
+        if running.returncode:
+            raise SystemExit(f"release.tag: make {check} ended with {running.returncode}, as told above: nothing is tagged")
+        if _NOTHING in lines:
+            raise SystemExit("release.tag: make test-cuda tested nothing, as told above: mend that, or say --without-cuda")
+    _git(clone, "tag", "-a", f"v{version}", "-m", f"lowtide {version}", commit)
+
+
+def _state(root: Path) -> tuple[str, ...]:
+    """What must be the same when all has run as when it began."""
+    return _git(root, "rev-parse", "HEAD"), _git(root, "rev-parse", "--abbrev-ref", "HEAD"), _git(root, "status", "--porcelain")
 
 
 def version_of(root: Path) -> str:
@@ -80,7 +112,9 @@ def missing_in(root: Path) -> Iterator[str]:
         where = f"Python {cell['python']}, torch {cell['torch']}"
         if cell["failed"]:
             yield f"matrix: {len(cell['failed'])} tests failed on {where}: mend them, then python -m release.matrix"
-        elif _git(root, "diff", "--name-only", cell["code"].rstrip("+"), "HEAD", "--", "lowtide"):
+        elif _tried(root, "cat-file", "-e", f"{(code := cell['code'].rstrip('+'))}^{{commit}}").returncode:
+            yield f"matrix: {where} was tried at {code!r}, a commit that this clone lacks: git fetch, or python -m release.matrix"
+        elif cell["code"].endswith("+") or _git(root, "diff", "--name-only", code, "HEAD", "--", "lowtide"):
             yield f"matrix: lowtide has changed since {where} was tried at {cell['code']}: python -m release.matrix"
 
 
@@ -96,7 +130,15 @@ def _unsorted(changelog: str) -> list[str]:
 
 
 def _git(root: Path, *command: str) -> str:
-    return subprocess.run(["git", *command], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    """What it prints. Raises SystemExit with what git says where it fails."""
+    done = _tried(root, *command)
+    if done.returncode:
+        raise SystemExit(f"release.tag: git {' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _tried(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import lowtide
 FORMULAS: dict[str, Callable[[Any], Any]] = {
     "float": lambda n: float(n) ** -0.5,
     "functions": lambda n: math.log(n) * math.exp(-n / 7) + math.log2(n) - math.tanh(1.0 / n) + math.log1p(n),
-    "roots": lambda n: 0.5 * (1.0 / math.sqrt(n)) + n**0.5,
+    "roots": lambda n: 0.5 * (1.0 / math.sqrt(n)) + n**0.5 + torch.sym_sqrt(n) / torch.sym_sqrt(n * 0.1),
     "sums": lambda n: 0.1 * n + 0.2 * n + 2 * n - 0.7,
     "orders": lambda n: (0.1 * n) * 0.3 + 0.1 * (n * 0.3) + (n - 1) * 0.7 * n / 3,
     "quotients": lambda n: math.log(n) / math.log(2) + 1 / (n + 3) - float(n) * float(n + 1) * 0.01,

@@ -33,7 +33,7 @@ EmitScalar = Callable[[str, tuple[Arg, ...]], Value]
 _FLOAT = "float"
 _OPERATIONS = {
     "add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "abs": "abs", "float_truediv": "truediv", "int_truediv": "truediv",
-    "float_pow": "pow", "sym_float": _FLOAT,
+    "float_pow": "pow", "sym_float": _FLOAT, **{f"sym_{of}": f"math_{of}" for of in MATH_FUNCTIONS if hasattr(SymNode, f"sym_{of}")},
 }  # fmt: skip
 _opaque: dict[str, Any] = {}  # functions of sympy's that nothing is known of, by name
 

@@ -103,7 +103,7 @@ def _dtypes(args: Iterable[Arg]) -> set[str]:
 def axes_of(node: Node) -> tuple[Axis, ...]:
     """Along what a node can be run in parts; () where it cannot, or nobody knows."""
     rule = row_of(node.op).axes
-    return () if rule is None or node.body is not None or is_random(node) else tuple(rule(node))
+    return () if rule is None or node.body is not None or is_random(node) or not node.results else tuple(rule(node))
 
 
 def is_collective(node: Node) -> bool:

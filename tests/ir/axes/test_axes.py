@@ -1,6 +1,7 @@
 """Every rule of axes: the operator in parts of random sizes, put together, is the whole operator; along as many axes as it should have."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,14 @@ def test_element_by_element_each_dimension_is_an_axis(name):
                 continue
             assert [axis.extent for axis in axes_of(node)] == [4, 6]
             assert list(wrong_axes(name, given_args)) == []
+
+
+@pytest.mark.parametrize("name", ["aten.mm.default", "aten.slice.Tensor", "aten.cat.default", "aten.split.Tensor"])
+def test_what_nobody_reads_has_no_axis(name):
+    _, args, named = CALLS[name][0]
+    node, _ = call(name, args, named)
+    for outputs in ((), (None,) * len(node.outputs)):
+        assert axes_of(replace(node, outputs=outputs)) == ()
 
 
 def test_every_rule_has_calls():
