@@ -122,17 +122,23 @@ class CutSearch:
 
     def _of_run(self, run: CutStages, first: int, end: int) -> Iterator[CutOption]:
         results = [*self.problem.tasks[end - 1].makes]
-        over = [storage for tensor in run.written_over() if (storage := self._storage(tensor)) >= 0]
+        over = self._taken(run)
         for size, macs, workspace in zip(run.sizes, run.macs, run.workspace_bytes().tolist(), strict=True):
             cut = Cut(first, end - 1, run.axis, run.band_axis, size)
             if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
                 yield self._part(first, end, macs, results, workspace, over, cut)
         if run.band_axis < 0 and not over:
             staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
-            over = [] if staged is None else [self._storage(tensor) for tensor in staged.written_over()]
+            over = [] if staged is None else self._taken(staged)
             if staged is not None and over:
                 cut = Cut(first, end - 1, run.axis, staged=True)
                 yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
+
+    def _taken(self, run: CutStages) -> list[int]:
+        """Storages that the result may be written over: of each it reads one tensor alone."""
+        read = [self._storage(tensor) for tensor in run.inputs]
+        over = [self._storage(tensor) for tensor in run.written_over()]
+        return [storage for storage in over if storage >= 0 and read.count(storage) == 1]
 
     def _storage(self, tensor: int) -> int:
         return self._storage_of.get(tensor, -1)
@@ -172,8 +178,7 @@ class CutSearch:
             if each is None or (each is staged and (run.written_over() or not staged.written_over())):
                 continue
             read, written, from_rings = each.traffic(members, inputs)
-            over = dict.fromkeys(self._storage(tensor) for tensor in each.written_over())
-            takes = tuple(at for at in over if at >= 0 and at not in self.problem.kept and sizes[at] == sizes[result])
+            takes = tuple(at for at in self._taken(each) if at not in self.problem.kept and sizes[at] == sizes[result])
             if first == end - 1 and not takes:
                 continue  # one operator with whole tensors around it gains nothing
             for at, (size, macs, workspace) in enumerate(zip(each.sizes, each.macs, each.workspace_bytes().tolist(), strict=True)):

@@ -422,3 +422,16 @@ def test_the_command_line_cuts(tmp_path: Path):
     assert plan.extra_macs <= 0.1
     refused = CliRunner().invoke(app, [*arguments[:-3], "much"])
     assert "--extra-macs: expected a share such as 10%, got 'much'" in refused.output
+
+
+@pytest.mark.parametrize(("kind", "view"), [("Sub", "Identity"), ("Add", "Dropout")])
+def test_no_cut_goes_over_bytes_that_it_reads_as_another_tensor(kind: str, view: str):
+    """The view and its source are one storage, of which the operator reads both."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    nodes = [make("Relu", ["x"], ["r"]), make(view, ["r"], ["v"]), make(kind, ["v", "r"], ["y"])]
+    ends = ([value(name, onnx.TensorProto.FLOAT, [1, 4, 4, 4])] for name in "xy")
+    graph = network_of(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *ends), opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    spaces = [Space("fast", 512, 8e9, 8e9), Space("slow", None, 1e9, 1e9)]
+    for memories in (spaces, [RAM]):
+        whole, cut = (lowtide.plan_edge(graph, memories, cut=each) for each in (False, True))
+        assert cut.value <= whole.value
