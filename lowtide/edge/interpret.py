@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lowtide.edge.cuts import CutBody, cut_body
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode
+from lowtide.edge.graph import EdgeGraph, EdgeNode, view_starts
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
 from lowtide.edge.plan import EdgePlan
 from lowtide.edge.run_cut import CutRun, Lying, SliceKernels
@@ -184,6 +184,8 @@ class _Device:
     def write(self, step: int, tensor: int, array: Array, node: EdgeNode) -> None:
         """A result to its address. Parts and what they are parts of are there already: a device does nothing, and so it has to be."""
         index = self._home(tensor, step)
+        if index is None and self._views_outside(step, tensor, array, node):
+            return
         if index is None:
             name = self.graph.tensors[tensor].name
             raise CheckError(f"step {step}: {node.name} writes `{name}`: expected it in a block that is there at this step, it is in none")
@@ -195,6 +197,22 @@ class _Device:
                 raise CheckError(f"step {step}: {node.name}: expected `{noun.name}` in block {index} already, got other bytes")
             return
         self._put(index, tensor, array, step, node.name)
+
+    def _views_outside(self, step: int, tensor: int, array: Array, node: EdgeNode) -> bool:
+        """Whether a result is bytes of what lies in no arena. Nobody writes there: they have to be the result already."""
+        for output, source, start in view_starts(self.graph, node):
+            if output == tensor and self._home(source, step) is None and (source in self.outside or source in self.graph.constants):
+                bytes_of = []
+                for at, each in ((source, self.read(step, source, node.name)), (tensor, array)):
+                    stored = self.graph.tensors[at].stored_dtype or self.graph.tensors[at].dtype
+                    bytes_of.append(to_bytes(_as_stored(each, stored, node.name), stored))
+                if not np.array_equal(bytes_of[0][start : start + len(bytes_of[1])], bytes_of[1]):
+                    raise CheckError(
+                        f"step {step}: {node.name}: expected `{self.graph.tensors[tensor].name}` outside already, got other bytes"
+                    )
+                self.outside[tensor] = array
+                return True
+        return False
 
     def _put(self, index: int, tensor: int, array: Array, step: int, writer: str) -> None:
         noun = self.graph.tensors[tensor]
