@@ -191,8 +191,7 @@ class _Device:
             raise CheckError(f"step {step}: {node.name} writes `{name}`: expected it in a block that is there at this step, it is in none")
         if len(node.views) > 1:
             (space, begin, end), noun = self._range(index, tensor), self.graph.tensors[tensor]
-            stored = noun.stored_dtype or noun.dtype
-            self.written[tensor] = to_bytes(_as_stored(array, stored, node.name), stored)
+            self.written[tensor] = self._raw(tensor, array, node)
             if (self.arenas[space][begin:end] != self.written[tensor]).any():
                 raise CheckError(f"step {step}: {node.name}: expected `{noun.name}` in block {index} already, got other bytes")
             return
@@ -202,17 +201,17 @@ class _Device:
         """Whether a result is bytes of what lies in no arena. Nobody writes there: they have to be the result already."""
         for output, source, start in view_starts(self.graph, node):
             if output == tensor and self._home(source, step) is None and (source in self.outside or source in self.graph.constants):
-                bytes_of = []
-                for at, each in ((source, self.read(step, source, node.name)), (tensor, array)):
-                    stored = self.graph.tensors[at].stored_dtype or self.graph.tensors[at].dtype
-                    bytes_of.append(to_bytes(_as_stored(each, stored, node.name), stored))
-                if not np.array_equal(bytes_of[0][start : start + len(bytes_of[1])], bytes_of[1]):
-                    raise CheckError(
-                        f"step {step}: {node.name}: expected `{self.graph.tensors[tensor].name}` outside already, got other bytes"
-                    )
+                below, own = self._raw(source, self.read(step, source, node.name), node), self._raw(tensor, array, node)
+                if not np.array_equal(below[start : start + len(own)], own):
+                    name = self.graph.tensors[tensor].name
+                    raise CheckError(f"step {step}: {node.name}: expected `{name}` outside already, got other bytes")
                 self.outside[tensor] = array
                 return True
         return False
+
+    def _raw(self, tensor: int, array: Array, node: EdgeNode) -> NDArray[np.uint8]:
+        stored = self.graph.tensors[tensor].stored_dtype or self.graph.tensors[tensor].dtype
+        return to_bytes(_as_stored(array, stored, node.name), stored)
 
     def _put(self, index: int, tensor: int, array: Array, step: int, writer: str) -> None:
         noun = self.graph.tensors[tensor]
