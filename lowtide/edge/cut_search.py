@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 
 import numpy as np
 
@@ -105,7 +104,7 @@ class CutSearch:
         """Each is the one before it with an operator more at its front."""
         last = self.graph.nodes[end - 1]
         extent = self.graph.tensors[last.outputs[0]].shape[band_axis] if band_axis >= 0 else 0
-        sizes = sorted({ceil(extent / count) for count in range(2, extent + 1)}) if band_axis >= 0 else [0]
+        sizes = range(1, extent) if band_axis >= 0 else (0,)
         run = CutStages.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
         first = end - 1
         while run is not None:
@@ -127,7 +126,7 @@ class CutSearch:
             cut = Cut(first, end - 1, run.axis, run.band_axis, size)
             if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
                 yield self._part(first, end, macs, results, workspace, over, cut)
-        if run.band_axis < 0 and not over:
+        if run.band_axis < 0:
             staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
             over = [] if staged is None else self._taken(staged)
             if staged is not None and over:
@@ -175,7 +174,7 @@ class CutSearch:
         result, sizes = self._storage(run.output), self.problem.size_bytes
         staged = run.staged(first_source(self.graph, members)) if run.band_axis < 0 else None
         for each in (run, staged):
-            if each is None or (each is staged and (run.written_over() or not staged.written_over())):
+            if each is None:
                 continue
             read, written, from_rings = each.traffic(members, inputs)
             takes = tuple(at for at in self._taken(each) if at not in self.problem.kept and sizes[at] == sizes[result])
