@@ -169,6 +169,7 @@ def _facts(plan: EdgePlan, cut: bool) -> Table:
         "gap": f"{plan.gap:.2%}" if plan.gap else "0 %",
         "status": f"{plan.status.name.lower()}: {plan.status.value}",
         **({"cuts": f"{len(plan.cuts)}, {plan.extra_macs:.1%} of multiplications done again"} if cut else {}),
+        **({"searched": "cuts of up to 64 operators in a row, each in bands of one size"} if cut else {}),
         "moves": f"{len(plan.moves):,}, {bytes_text(sum(plan.blocks[move.block].size_bytes for move in plan.moves))}",
     }
     return facts_table(rows)

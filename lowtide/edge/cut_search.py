@@ -1,10 +1,12 @@
 """Which operators to cut and how: least bytes within some multiplications, or least multiplications within some bytes, and the bound.
 
-It looks at all partitions of the operators, in the order of the network, into single ones and cuts of up to 64. What one part needs
+It looks at all partitions of the operators, in the order of the network, into single ones and cuts of up to 64: each along any axis, in
+bands of any one size along any other, or without bands, then also with its input through a ring. Other cuts (several sizes of bands in
+one, bands with that ring, longer ones) are in no search, and in no bound: "optimal" is said of these. What one part needs
 depends on nothing but itself and what is alive around it. So for a limit of bytes the least multiplications are a shortest path over
 positions, and the least bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts
-have residual additions in them, bands of any size, rings of whole slices, and results that go over an input. The bound is the same path
-with what is alive around a part in every order, so that no partition needs less, in whatever order its parts run.
+have residual additions in them, rings of whole slices, and results that go over an input. The bound is the same path with what is
+alive around a part in every order, so that no partition needs less, in whatever order its parts run.
 """
 
 from __future__ import annotations
@@ -126,12 +128,10 @@ class CutSearch:
             cut = Cut(first, end - 1, run.axis, run.band_axis, size)
             if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
                 yield self._part(first, end, macs, results, workspace, over, cut)
-        if run.band_axis < 0:
-            staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
-            over = [] if staged is None else self._taken(staged)
-            if staged is not None and over:
-                cut = Cut(first, end - 1, run.axis, staged=True)
-                yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
+        staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
+        if staged is not None and (over := self._taken(staged)):
+            cut = Cut(first, end - 1, run.axis, staged=True)
+            yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
 
     def _taken(self, run: CutStages) -> list[int]:
         """Storages that the result may be written over: of each it reads one tensor alone."""
@@ -172,10 +172,8 @@ class CutSearch:
         once = sum(node.macs for node in members)
         before = sorted({each for task in self.problem.tasks[first:end] for each in task.before} - {*range(first, end)})
         result, sizes = self._storage(run.output), self.problem.size_bytes
-        staged = run.staged(first_source(self.graph, members)) if run.band_axis < 0 else None
-        for each in (run, staged):
-            if each is None:
-                continue
+        staged = run.staged(first_source(self.graph, members))
+        for each in (run,) if staged is None else (run, staged):
             read, written, from_rings = each.traffic(members, inputs)
             takes = tuple(at for at in self._taken(each) if at not in self.problem.kept and sizes[at] == sizes[result])
             if first == end - 1 and not takes:

@@ -50,12 +50,9 @@ def _operator(request: EdgeRequest) -> str:
 
     Without weights first, as nothing else may lie in flash.
     """
-    problem, rooms = request.problem, request.room_bytes
-    if problem.flash >= 0:
-        others = tuple(0 if space == problem.flash else room for space, room in enumerate(rooms))
-        if answer := _too_large(request, _without_weights(problem), others):
-            return answer
-    return _too_large(request, problem, rooms)
+    problem, room = request.problem, request.room_bytes
+    in_ram = tuple(0 if space == problem.flash else each for space, each in enumerate(room))
+    return (_too_large(request, _without_weights(problem), in_ram) if problem.flash >= 0 else "") or _too_large(request, problem, room)
 
 
 def _too_large(request: EdgeRequest, problem: EdgeProblem, room_bytes: Sequence[int]) -> str:
@@ -64,8 +61,8 @@ def _too_large(request: EdgeRequest, problem: EdgeProblem, room_bytes: Sequence[
         if free_ps < NEVER:
             continue
         task = problem.tasks[index]
-        own = sorted({*task.reads, *task.makes}, key=lambda storage: -problem.size_bytes[storage])
-        own = [storage for storage in own if problem.size_bytes[storage]] or own
+        own = [each for each in {*task.reads, *task.makes} if problem.size_bytes[each]]
+        own.sort(key=lambda storage: (-problem.size_bytes[storage], storage))
         parts = ", ".join(f"{graph.tensors[problem.tensors[each][0]].name} of {bytes_text(problem.size_bytes[each])}" for each in own[:4])
         beside = problem.beside_bytes(task, index, index + 1)
         rest = f", and {bytes_text(beside)} are alive beside it in every order" if beside else ""
