@@ -46,10 +46,7 @@ def _without_weights(problem: EdgeProblem) -> EdgeProblem:
 
 
 def _operator(request: EdgeRequest) -> str:
-    """The first operator whose own arguments, with what is alive beside it in every order, no choice of spaces holds.
-
-    Without weights first, as nothing else may lie in flash.
-    """
+    """The first operator that no choice of spaces holds, with what is alive beside it; without weights first, as flash holds no others."""
     problem, room = request.problem, request.room_bytes
     in_ram = tuple(0 if space == problem.flash else each for space, each in enumerate(room))
     return (_too_large(request, _without_weights(problem), in_ram) if problem.flash >= 0 else "") or _too_large(request, problem, room)
@@ -63,13 +60,15 @@ def _too_large(request: EdgeRequest, problem: EdgeProblem, room_bytes: Sequence[
         task = problem.tasks[index]
         own = [each for each in {*task.reads, *task.makes} if problem.size_bytes[each]]
         own.sort(key=lambda storage: (-problem.size_bytes[storage], storage))
-        parts = ", ".join(f"{graph.tensors[problem.tensors[each][0]].name} of {bytes_text(problem.size_bytes[each])}" for each in own[:4])
+        parts = [f"{graph.tensors[problem.tensors[each][0]].name} of {bytes_text(problem.size_bytes[each])}" for each in own[:4]]
+        parts += [f"a workspace of {bytes_text(task.workspace_bytes)}"] if task.workspace_bytes else []
         beside = problem.beside_bytes(task, index, index + 1)
         rest = f", and {bytes_text(beside)} are alive beside it in every order" if beside else ""
         largest = max(room_bytes)
         alone = own and problem.size_bytes[own[0]] > largest
-        short = f"the largest space has {bytes_text(largest)}" if alone else f"all spaces have {bytes_text(sum(room_bytes))}"
-        return f"{graph.nodes[index].kind} {task.name} needs {parts} at once{rest}; {short}"
+        but = f" but {problem.spaces[problem.flash].name}" if problem.flash >= 0 and not room_bytes[problem.flash] else ""
+        short = f"the largest space has {bytes_text(largest)}" if alone else f"all spaces{but} have {bytes_text(sum(room_bytes))}"
+        return f"{graph.nodes[index].kind} {task.name} needs {', '.join(parts) or 'nothing'} at once{rest}; {short}"
     return ""
 
 

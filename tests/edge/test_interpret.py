@@ -144,7 +144,7 @@ def test_parts_lie_within_their_block():
     inputs = random_inputs(network, 4)
     check(plan)
     np.testing.assert_array_equal(interpret(plan, inputs)["y"], by_onnxruntime(network, inputs)["y"])
-    for starts, text in (((256, 0, 0), "expected `y` in block 1 already"), ((0, 128, 0), "written as `r`")):
+    for starts, text in (((256, 0, 0), "writes `y`: expected it in block 1 already"), ((0, 128, 0), "written as `r`")):
         wrong = dataclasses.replace(plan, blocks=(block, dataclasses.replace(other, starts=starts)))
         with pytest.raises(CheckError):
             check(wrong)
@@ -309,5 +309,5 @@ def test_a_view_of_what_the_caller_keeps_lies_outside_too():
         plan = lowtide.plan_edge(network_of(network), [Space("ram")], inputs_outside=True, cut=cut)
         assert bool(plan.cuts) == cut
         np.testing.assert_allclose(interpret(plan, INPUTS)["y"], by_onnxruntime(network, INPUTS)["y"], rtol=1e-5, atol=1e-6)
-    with pytest.raises(CheckError, match="flat: expected `f` outside already, got other bytes"):
+    with pytest.raises(CheckError, match="flat writes `f`: expected it outside already, got other bytes"):
         interpret(plan, INPUTS, functions={"Flatten": lambda attributes, x: -x.reshape(1, -1)})
