@@ -111,6 +111,8 @@ def edge_command(
         check_targets({"--json": json_out, "--header": header}, model)
         if header == STANDARD_OUTPUT:
             raise FormatError("--header: expected a file")
+        if flash is not None and constants is not None:
+            raise FormatError("--constants: expected it without --flash, as the memory has a rate of its own")
         memories = [replace(parse_memory(text), align_bytes=align) for text in memory]
         plan = plan_edge(
             model,
@@ -130,7 +132,7 @@ def edge_command(
         if json_out == STANDARD_OUTPUT:
             write_answer(to_json(plan))
         else:
-            show(Console(), plan)
+            show(Console(), plan, cut=cut)
         if json_out not in (None, STANDARD_OUTPUT):
             write_whole(str(json_out), to_json(plan))
         if header is not None:
@@ -149,14 +151,14 @@ def _axis(text: str) -> tuple[str, int]:
     return name, int(extent)
 
 
-def show(console: Console, plan: EdgePlan) -> None:
+def show(console: Console, plan: EdgePlan, *, cut: bool) -> None:
     """The plan for people: what is promised, each space, and the step at which most bytes are alive."""
-    console.print(_facts(plan))
+    console.print(_facts(plan, cut))
     console.print(_spaces(plan))
     console.print(_fullest(plan))
 
 
-def _facts(plan: EdgePlan) -> Table:
+def _facts(plan: EdgePlan, cut: bool) -> Table:
     bound = time_text(plan.bound / 1e6) if plan.least is None else exact_bytes(plan.bound)
     rows = {
         "network": printable(plan.graph.name),
@@ -166,7 +168,8 @@ def _facts(plan: EdgePlan) -> Table:
         "lower bound": bound,
         "gap": f"{plan.gap:.2%}" if plan.gap else "0 %",
         "status": f"{plan.status.name.lower()}: {plan.status.value}",
-        "cuts": f"{len(plan.cuts)}, {plan.extra_macs:.1%} of multiplications done again",
+        **({"cuts": f"{len(plan.cuts)}, {plan.extra_macs:.1%} of multiplications done again"} if cut else {}),
+        **({"searched": "cuts of up to 64 operators in a row, each in bands of one size"} if cut else {}),
         "moves": f"{len(plan.moves):,}, {bytes_text(sum(plan.blocks[move.block].size_bytes for move in plan.moves))}",
     }
     return facts_table(rows)

@@ -1,10 +1,12 @@
 """Which operators to cut and how: least bytes within some multiplications, or least multiplications within some bytes, and the bound.
 
-It looks at all partitions of the operators, in the order of the network, into single ones and cuts of up to 64. What one part needs
+It looks at all partitions of the operators, in the order of the network, into single ones and cuts of up to 64: each along any axis, in
+bands of any one size along any other, or without bands, then also with its input through a ring. Other cuts (several sizes of bands in
+one, bands with that ring, longer ones) are in no search, and in no bound: "optimal" is said of these. What one part needs
 depends on nothing but itself and what is alive around it. So for a limit of bytes the least multiplications are a shortest path over
 positions, and the least bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts
-have residual additions in them, bands of any size, rings of whole slices, and results that go over an input. The bound is the same path
-with what is alive around a part in every order, so that no partition needs less, in whatever order its parts run.
+have residual additions in them, rings of whole slices, and results that go over an input. The bound is the same path with what is
+alive around a part in every order, so that no partition needs less, in whatever order its parts run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class CutSearch:
         """Each is the one before it with an operator more at its front."""
         last = self.graph.nodes[end - 1]
         extent = self.graph.tensors[last.outputs[0]].shape[band_axis] if band_axis >= 0 else 0
-        sizes = sorted({ceil(extent / count) for count in range(2, extent + 1)}) if band_axis >= 0 else [0]
+        sizes = range(1, extent) if band_axis >= 0 else (0,)
         run = CutStages.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
         first = end - 1
         while run is not None:
@@ -122,17 +123,21 @@ class CutSearch:
 
     def _of_run(self, run: CutStages, first: int, end: int) -> Iterator[CutOption]:
         results = [*self.problem.tasks[end - 1].makes]
-        over = [storage for tensor in run.written_over() if (storage := self._storage(tensor)) >= 0]
+        over = self._taken(run)
         for size, macs, workspace in zip(run.sizes, run.macs, run.workspace_bytes().tolist(), strict=True):
             cut = Cut(first, end - 1, run.axis, run.band_axis, size)
             if first < end - 1 or over:  # one operator with whole tensors around it gains nothing else
                 yield self._part(first, end, macs, results, workspace, over, cut)
-        if run.band_axis < 0 and not over:
-            staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
-            over = [] if staged is None else [self._storage(tensor) for tensor in staged.written_over()]
-            if staged is not None and over:
-                cut = Cut(first, end - 1, run.axis, staged=True)
-                yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
+        staged = run.staged(first_source(self.graph, self.graph.nodes[first:end]))
+        if staged is not None and (over := self._taken(staged)):
+            cut = Cut(first, end - 1, run.axis, staged=True)
+            yield self._part(first, end, run.macs[0], results, int(staged.workspace_bytes()[0]), over, cut)
+
+    def _taken(self, run: CutStages) -> list[int]:
+        """Storages that the result may be written over: of each it reads one tensor alone."""
+        read = [self._storage(tensor) for tensor in run.inputs]
+        over = [self._storage(tensor) for tensor in run.written_over()]
+        return [storage for storage in over if storage >= 0 and read.count(storage) == 1]
 
     def _storage(self, tensor: int) -> int:
         return self._storage_of.get(tensor, -1)
@@ -167,13 +172,10 @@ class CutSearch:
         once = sum(node.macs for node in members)
         before = sorted({each for task in self.problem.tasks[first:end] for each in task.before} - {*range(first, end)})
         result, sizes = self._storage(run.output), self.problem.size_bytes
-        staged = run.staged(first_source(self.graph, members)) if run.band_axis < 0 else None
-        for each in (run, staged):
-            if each is None or (each is staged and (run.written_over() or not staged.written_over())):
-                continue
+        staged = run.staged(first_source(self.graph, members))
+        for each in (run,) if staged is None else (run, staged):
             read, written, from_rings = each.traffic(members, inputs)
-            over = dict.fromkeys(self._storage(tensor) for tensor in each.written_over())
-            takes = tuple(at for at in over if at >= 0 and at not in self.problem.kept and sizes[at] == sizes[result])
+            takes = tuple(at for at in self._taken(each) if at not in self.problem.kept and sizes[at] == sizes[result])
             if first == end - 1 and not takes:
                 continue  # one operator with whole tensors around it gains nothing
             for at, (size, macs, workspace) in enumerate(zip(each.sizes, each.macs, each.workspace_bytes().tolist(), strict=True)):

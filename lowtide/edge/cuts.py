@@ -28,7 +28,7 @@ class Cut:
     axis: int  # of the result: slices are one entry along it
     band_axis: int = -1  # -1: no bands
     band: int = 0  # entries of the result along it in one band
-    staged: bool = False  # whether the first operator's input comes through a ring too, so that the result may be written over it
+    staged: bool = False  # without bands: whether the first operator's input comes through a ring too, read once, perhaps written over
 
 
 @dataclass(frozen=True, slots=True)

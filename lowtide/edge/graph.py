@@ -141,10 +141,16 @@ def shared_bytes(graph: EdgeGraph) -> SharedBytes:
 
 
 def with_views_that_fit(graph: EdgeGraph) -> EdgeGraph:
-    """The network without views of parts that cannot all be where they belong: such operators copy."""
-    shared = SharedBytes(graph)
-    for node in graph.nodes:
-        if len(node.views) == 1:
-            shared.unite(node)
-    nodes = (node if len(node.views) <= 1 or shared.unite(node) else replace(node, views=()) for node in graph.nodes)
-    return replace(graph, nodes=tuple(nodes))
+    """The network without views of parts that cannot all be where they belong: such operators copy.
+
+    Each that copies makes a tensor of its own, so that one which fitted before may fit no more: all are looked at anew.
+    """
+    while True:
+        shared = SharedBytes(graph)
+        for node in graph.nodes:
+            if len(node.views) == 1:
+                shared.unite(node)
+        odd = next((at for at, node in enumerate(graph.nodes) if len(node.views) > 1 and not shared.unite(node)), None)
+        if odd is None:
+            return graph
+        graph = replace(graph, nodes=(*graph.nodes[:odd], replace(graph.nodes[odd], views=()), *graph.nodes[odd + 1 :]))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lowtide.edge.cuts import CutBody, cut_body
 from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode
+from lowtide.edge.graph import EdgeGraph, EdgeNode, view_starts
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
 from lowtide.edge.plan import EdgePlan
 from lowtide.edge.run_cut import CutRun, Lying, SliceKernels
@@ -182,31 +182,44 @@ class _Device:
         return ", and nobody's" if owner == _NOBODY else f", written as `{self.graph.tensors[int(owner)].name}`"
 
     def write(self, step: int, tensor: int, array: Array, node: EdgeNode) -> None:
-        """A result to its address. Parts and what they are parts of are there already: a device does nothing, and so it has to be."""
-        index = self._home(tensor, step)
-        if index is None:
-            name = self.graph.tensors[tensor].name
-            raise CheckError(f"step {step}: {node.name} writes `{name}`: expected it in a block that is there at this step, it is in none")
-        if len(node.views) > 1:
-            (space, begin, end), noun = self._range(index, tensor), self.graph.tensors[tensor]
-            stored = noun.stored_dtype or noun.dtype
-            self.written[tensor] = to_bytes(_as_stored(array, stored, node.name), stored)
-            if (self.arenas[space][begin:end] != self.written[tensor]).any():
-                raise CheckError(f"step {step}: {node.name}: expected `{noun.name}` in block {index} already, got other bytes")
+        """A result to its address. What a device does nothing for has to be there already."""
+        index, where = self._home(tensor, step), f"step {step}: {node.name} writes `{self.graph.tensors[tensor].name}`"
+        there = self._there(step, tensor, index, node)
+        if index is None and there is None:
+            raise CheckError(f"{where}: expected it in a block that is there at this step, it is in none")
+        if index is not None and there is None:
+            self._put(index, tensor, array, step, node.name)
             return
-        self._put(index, tensor, array, step, node.name)
+        self.written[tensor] = self._raw(tensor, array, where)
+        if not np.array_equal(there, self.written[tensor]):
+            place = "outside" if index is None else f"in block {index}"
+            raise CheckError(f"{where}: expected it {place} already, got other bytes")
+        if index is None:
+            self.outside[tensor] = array
+
+    def _there(self, step: int, tensor: int, index: int | None, node: EdgeNode) -> NDArray[np.uint8] | None:
+        """The bytes of a part, of what has parts, and of a view of what lies outside; None for another result."""
+        if index is not None:
+            space, begin, end = self._range(index, tensor)
+            return self.arenas[space][begin:end] if len(node.views) > 1 else None
+        for output, source, start in view_starts(self.graph, node):
+            if output == tensor and self._home(source, step) is None and (source in self.outside or source in self.graph.constants):
+                raw = self._raw(source, self.read(step, source, node.name), node.name)
+                return raw[start : start + self.graph.tensors[tensor].size_bytes]
+        return None
+
+    def _raw(self, tensor: int, array: Array, where: str) -> NDArray[np.uint8]:
+        stored = self.graph.tensors[tensor].stored_dtype or self.graph.tensors[tensor].dtype
+        return to_bytes(_as_stored(array, stored, where), stored)
 
     def _put(self, index: int, tensor: int, array: Array, step: int, writer: str) -> None:
-        noun = self.graph.tensors[tensor]
-        stored = noun.stored_dtype or noun.dtype
-        where = f"step {step}: {writer} writes `{noun.name}`"
+        noun, where = self.graph.tensors[tensor], f"step {step}: {writer} writes `{self.graph.tensors[tensor].name}`"
         if array.shape != noun.shape or array.dtype != numpy_dtype(noun.dtype):
             raise CheckError(f"{where}: expected {noun.dtype} {noun.shape}, got {array.dtype} {array.shape}")
-        raw = to_bytes(_as_stored(array, stored, where), stored)
         space, begin, end = self._range(index, tensor)
-        self.arenas[space][begin:end] = raw
+        self.written[tensor] = self._raw(tensor, array, where)
+        self.arenas[space][begin:end] = self.written[tensor]
         self.owners[space][begin:end] = self.alike[tensor]
-        self.written[tensor] = raw
 
     def run_cut(self, step: int, node: EdgeNode, body: CutBody, kernels: SliceKernels) -> None:
         """A cut, in the bytes of its tensors and of its workspace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide.base.messages import bytes_text
@@ -16,7 +17,7 @@ from lowtide.schedule.cuts import lower_bound_bytes
 def misfit(request: EdgeRequest, answer: EdgeAnswer) -> BudgetError:
     """The error for a request to which there was no plan: what is short, by how much, and sizes that were really planned."""
     problem = request.problem
-    total_bytes = sum(memory.room_bytes for memory in problem.spaces)
+    total_bytes = sum(memory.room_bytes for space, memory in enumerate(problem.spaces) if space != problem.flash)
     least = _least_alive_bytes(problem)
     why = _operator(request) or _alive(problem, least, total_bytes)
     would = _would(request)
@@ -34,27 +35,40 @@ def _size(nbytes: int | None) -> str:
 
 
 def _least_alive_bytes(problem: EdgeProblem) -> int:
-    """No order has fewer bytes alive at its peak, whatever lies where."""
+    """No order has fewer bytes alive at its peak, whatever lies where. Weights may all lie in flash."""
+    problem = _without_weights(problem)
     finest = min(range(len(problem.spaces)), key=lambda space: problem.spaces[space].align_bytes)
     return int(lower_bound_bytes(problem.order_problem(finest)))
 
 
+def _without_weights(problem: EdgeProblem) -> EdgeProblem:
+    return replace(problem, size_bytes=tuple(0 if at in problem.constants else size for at, size in enumerate(problem.size_bytes)))
+
+
 def _operator(request: EdgeRequest) -> str:
-    """The first operator whose own arguments, with what is alive beside it in every order, no choice of spaces holds."""
-    problem, graph = request.problem, request.graph
-    programme = Programme(problem, request.room_bytes, moves=False)
+    """The first operator that no choice of spaces holds, with what is alive beside it; without weights first, as flash holds no others."""
+    problem, room = request.problem, request.room_bytes
+    in_ram = tuple(0 if space == problem.flash else each for space, each in enumerate(room))
+    return (_too_large(request, _without_weights(problem), in_ram) if problem.flash >= 0 else "") or _too_large(request, problem, room)
+
+
+def _too_large(request: EdgeRequest, problem: EdgeProblem, room_bytes: Sequence[int]) -> str:
+    graph, programme = request.graph, Programme(problem, room_bytes, moves=False)
     for index, free_ps in enumerate(programme.free_ps):
         if free_ps < NEVER:
             continue
         task = problem.tasks[index]
-        own = sorted({*task.reads, *task.makes}, key=lambda storage: -problem.size_bytes[storage])
-        parts = ", ".join(f"{graph.tensors[problem.tensors[each][0]].name} of {bytes_text(problem.size_bytes[each])}" for each in own[:4])
+        own = [each for each in {*task.reads, *task.makes} if problem.size_bytes[each]]
+        own.sort(key=lambda storage: (-problem.size_bytes[storage], storage))
+        parts = [f"{graph.tensors[problem.tensors[each][0]].name} of {bytes_text(problem.size_bytes[each])}" for each in own[:4]]
+        parts += [f"a workspace of {bytes_text(task.workspace_bytes)}"] if task.workspace_bytes else []
         beside = problem.beside_bytes(task, index, index + 1)
         rest = f", and {bytes_text(beside)} are alive beside it in every order" if beside else ""
-        largest = max(request.room_bytes)
+        largest = max(room_bytes)
         alone = own and problem.size_bytes[own[0]] > largest
-        short = f"the largest space has {bytes_text(largest)}" if alone else f"all spaces have {bytes_text(sum(request.room_bytes))}"
-        return f"{graph.nodes[index].kind} {task.name} needs {parts} at once{rest}; {short}"
+        but = f" but {problem.spaces[problem.flash].name}" if problem.flash >= 0 and not room_bytes[problem.flash] else ""
+        short = f"the largest space has {bytes_text(largest)}" if alone else f"all spaces{but} have {bytes_text(sum(room_bytes))}"
+        return f"{graph.nodes[index].kind} {task.name} needs {', '.join(parts) or 'nothing'} at once{rest}; {short}"
     return ""
 
 

@@ -83,8 +83,8 @@ def network_of(
         raise FormatError(f"views: expected one of {', '.join(_VIEWS)}, got {views!r}")
     if model.functions:
         model = inliner.inline_local_functions(model)
-    graph = with_views_that_fit(_Network(model, sizes or {}).graph(views, stored or {}))
-    return grouped(graph) if groups else graph
+    graph = _Network(model, sizes or {}).graph(views, stored or {})
+    return with_views_that_fit(grouped(graph) if groups else graph)
 
 
 @contextmanager

@@ -91,9 +91,8 @@ class CutStages:
         return longer._with(node, count, longer.rows)
 
     def staged(self, source: int) -> CutStages | None:
-        """The run whose one tensor from outside comes through a ring; None where someone reads that as a whole."""
-        odd = [each for each in self.readers[source] if each.along is None or (self.band_axis >= 0 and each.across is None)]
-        if odd:
+        """The run, without bands, whose one tensor from outside comes through a ring; None where someone reads that as a whole."""
+        if self.band_axis >= 0 or any(each.along is None for each in self.readers[source]):
             return None
         run, count = self._fed(source)
         return replace(run, loaded=source, lines={**run.lines, source: (count,) * len(self.sizes)})

@@ -417,8 +417,39 @@ def test_the_command_line_cuts(tmp_path: Path):
     shown = CliRunner().invoke(app, [*arguments, "--inputs-outside"])
     assert shown.exit_code == 0, shown.output
     assert "of multiplications done again" in shown.output
+    assert "of multiplications done again" not in CliRunner().invoke(app, arguments[:4]).output
+    odd = CliRunner().invoke(app, [*arguments[:4], "--flash", "50MB/s", "--constants", "flash=any@50MB/s"])
+    assert "--constants: expected it without --flash" in odd.output
     plan = from_json(out.read_text(), network_of(random_chain(5)))
     assert plan.cuts
     assert plan.extra_macs <= 0.1
     refused = CliRunner().invoke(app, [*arguments[:-3], "much"])
     assert "--extra-macs: expected a share such as 10%, got 'much'" in refused.output
+
+
+@pytest.mark.parametrize(("kind", "view"), [("Sub", "Identity"), ("Add", "Dropout")])
+def test_no_cut_goes_over_bytes_that_it_reads_as_another_tensor(kind: str, view: str):
+    """The view and its source are one storage, of which the operator reads both."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    nodes = [make("Relu", ["x"], ["r"]), make(view, ["r"], ["v"]), make(kind, ["v", "r"], ["y"])]
+    ends = ([value(name, onnx.TensorProto.FLOAT, [1, 4, 4, 4])] for name in "xy")
+    graph = network_of(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *ends), opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    spaces = [Space("fast", 512, 8e9, 8e9), Space("slow", None, 1e9, 1e9)]
+    for memories in (spaces, [RAM]):
+        whole, cut = (lowtide.plan_edge(graph, memories, cut=each) for each in (False, True))
+        assert cut.value <= whole.value
+
+
+@pytest.mark.parametrize(
+    ("seed", "cut", "extra", "moves", "fast", "slow"),
+    [
+        (1268, Cut(0, 2, 2, 3, 4), 0.3, False, 279, 232),  # in bands of which the last is much smaller
+        (20, Cut(1, 3, 3, staged=True), 0.3, False, 254, 212),  # the result may be written over another input
+        (105, Cut(0, 3, 2, staged=True), 0.0, True, 201, None),  # and over none, but its input is read once
+    ],
+)
+def test_what_is_optimal_takes_no_longer_than_any_cut(seed: int, cut: Cut, extra: float, moves: bool, fast: int, slow: int | None):
+    graph, spaces = network_of(random_chain(seed + 30, most=2, smallest=5)), [Space("fast", fast, 8.0, 8.0), Space("slow", slow, 2.0, 1.0)]
+    options = {"macs_per_s": 300.0, "dma": True, "effort": EdgeEffort(moves=moves)}
+    found = lowtide.plan_edge(graph, spaces, cut=True, extra_macs=extra, **options)
+    assert found.bound <= lowtide.plan_edge(with_cuts(graph, [cut]), spaces, **options).value

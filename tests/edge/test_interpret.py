@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import lowtide
 from lowtide.edge.check import check
 from lowtide.edge.interpret import interpret
 from lowtide.edge.models import Engine
@@ -143,7 +144,7 @@ def test_parts_lie_within_their_block():
     inputs = random_inputs(network, 4)
     check(plan)
     np.testing.assert_array_equal(interpret(plan, inputs)["y"], by_onnxruntime(network, inputs)["y"])
-    for starts, text in (((256, 0, 0), "expected `y` in block 1 already"), ((0, 128, 0), "written as `r`")):
+    for starts, text in (((256, 0, 0), "writes `y`: expected it in block 1 already"), ((0, 128, 0), "written as `r`")):
         wrong = dataclasses.replace(plan, blocks=(block, dataclasses.replace(other, starts=starts)))
         with pytest.raises(CheckError):
             check(wrong)
@@ -297,3 +298,16 @@ def test_constants_may_be_placed():
 def test_nothing_is_left_of_a_graph_without_operators():
     graph = network_of(model([], [value("x", [2], INT8)], [value("x", [2], INT8)]))
     np.testing.assert_array_equal(interpret(plan_apart(graph), [np.array([1, 2], np.int8)])["x"], [1, 2])
+
+
+def test_a_view_of_what_the_caller_keeps_lies_outside_too():
+    weights = {"w": RNG.standard_normal((192, 4)).astype(np.float32), "c": RNG.standard_normal((3, 3, 1, 1)).astype(np.float32)}
+    flat = [helper.make_node("Flatten", ["x"], ["f"], name="flat"), helper.make_node("MatMul", ["f", "w"], ["y"])]
+    rows = [helper.make_node("Identity", ["x"], ["f"], name="flat"), *(helper.make_node("Conv", [a, "c"], [b]) for a, b in ("fg", "gy"))]
+    for nodes, cut, name in ((rows, True, "c"), (flat, False, "w")):
+        network = model(nodes, [X], [value("y", None)], {name: weights[name]})
+        plan = lowtide.plan_edge(network_of(network), [Space("ram")], inputs_outside=True, cut=cut)
+        assert bool(plan.cuts) == cut
+        np.testing.assert_allclose(interpret(plan, INPUTS)["y"], by_onnxruntime(network, INPUTS)["y"], rtol=1e-5, atol=1e-6)
+    with pytest.raises(CheckError, match="flat writes `f`: expected it outside already, got other bytes"):
+        interpret(plan, INPUTS, functions={"Flatten": lambda attributes, x: -x.reshape(1, -1)})

@@ -6,8 +6,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from lowtide.api.edge import plan_edge
 from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.onnx import network_of, read_onnx
+from lowtide.edge.plan import Space
 from lowtide.errors import FormatError
 from tests.edge_networks import FLOAT, INT8, UINT8, model, value
 
@@ -95,6 +97,31 @@ def test_parts_are_views_where_they_lie_one_behind_the_other():
     graph = network_of(network, views="slices")
     assert {each.name: each.views for each in graph.nodes if each.views} == {"b": ((0, 0), (1, 0)), "d": ((0, 0), (0, 1))}
     assert not any(each.views for each in network_of(network).nodes)
+
+
+def test_whoever_copies_has_the_others_looked_at_anew():
+    """`c` cannot be of the caller's x. Made by a copy, it has parts of its own, which then are none of `d`."""
+    nodes = [op("Relu", "x", "t"), op("Concat", "t x", "c", axis=1), op("Split", "c", "a b", axis=1), op("Concat", "t b", "d", axis=1)]
+    network = model(nodes, [X], [value("d", None)])
+    graph = network_of(network, views="slices")
+    assert [bool(each.views) for each in graph.nodes] == [False, False, True, False]
+    assert plan_edge(graph, [Space("ram")]).arena_bytes == plan_edge(network_of(network, views="none"), [Space("ram")]).arena_bytes
+
+
+def test_parts_are_those_of_the_groups():
+    """The group of a Reshape is a view, which its operators alone are not: so that `r` is no part of two wholes."""
+    scale, zero, shape = np.float32(0.05), np.int8(0), np.array([1, 24, 5])
+    opens, closes = (lambda a, o: op("DequantizeLinear", f"{a} s z", o)), (lambda a, o: op("QuantizeLinear", f"{a} s z", o))
+    nodes = [
+        *(opens("x", "xf"), op("Relu", "xf", "tf"), closes("tf", "t"), opens("t", "t2"), op("Sigmoid", "t2", "uf"), closes("uf", "u")),
+        *(op("Concat", "t u", "c", axis=1), opens("t", "t3"), op("Reshape", "t3 shape", "rf"), closes("rf", "r")),
+        *(opens("u", "u3"), op("Tanh", "u3", "vf"), op("Reshape", "vf shape", "wf"), closes("wf", "w"), op("Concat", "r w", "d", axis=1)),
+    ]
+    network = model(
+        nodes, [value("x", [1, 4, 6, 5], INT8)], [value("c", None, INT8), value("d", None, INT8)], {"s": scale, "z": zero, "shape": shape}
+    )
+    whole, parts = (plan_edge(network_of(network, views=views), [Space("ram")]).arena_bytes for views in ("reshape", "slices"))
+    assert parts <= whole
 
 
 @pytest.mark.parametrize(

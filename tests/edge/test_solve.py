@@ -8,6 +8,7 @@ import pytest
 
 import lowtide
 from lowtide.edge.check import check
+from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.output import from_json, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
 from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
@@ -92,6 +93,16 @@ def _with_weights(seed: int) -> Status:
 def test_odd_memories_of_weights_are_refused(constants, options, sentence: str):
     with pytest.raises(FormatError, match=sentence):
         lowtide.plan_edge(random_graph(1), [Space("ram", 100, 2.0, 2.0)], constants=constants, **options)
+
+
+@pytest.mark.parametrize("flash_bytes", [None, 2**20])
+def test_flash_is_no_room_for_activations(flash_bytes: int | None):
+    tensors = [EdgeTensor("x", (64,), "int8", 64), EdgeTensor("w", (90,), "int8", 90, constant=True), EdgeTensor("y", (64,), "int8", 64)]
+    graph = EdgeGraph("net", tuple(tensors), (EdgeNode("op", "Op", "", (0, 1), (2,)),), (0,), (2,))
+    expected = r"Op op needs x of 64 B, y of 64 B at once; all spaces but flash have 100 B; it would fit with ram="
+    with pytest.raises(BudgetError, match=expected) as refused:
+        lowtide.plan_edge(graph, [Space("ram", 100, 2.0, 2.0)], constants=Space("flash", flash_bytes, 1.0))
+    assert refused.value.smallest_peak_bytes == 128
 
 
 def test_weights_that_fit_nowhere_are_told_so():
