@@ -185,17 +185,17 @@ class _Device:
         """A result to its address. What a device does nothing for has to be there already."""
         index, where = self._home(tensor, step), f"step {step}: {node.name} writes `{self.graph.tensors[tensor].name}`"
         there = self._there(step, tensor, index, node)
-        if index is None and there is None:
-            raise CheckError(f"{where}: expected it in a block that is there at this step, it is in none")
-        if index is not None and there is None:
-            self._put(index, tensor, array, step, node.name)
-            return
+        if there is None:
+            if index is None:
+                raise CheckError(f"{where}: expected it in a block that is there at this step, it is in none")
+            return self._put(index, tensor, array, step, node.name)
         self.written[tensor] = self._raw(tensor, array, where)
         if not np.array_equal(there, self.written[tensor]):
             place = "outside" if index is None else f"in block {index}"
             raise CheckError(f"{where}: expected it {place} already, got other bytes")
         if index is None:
             self.outside[tensor] = array
+        return None
 
     def _there(self, step: int, tensor: int, index: int | None, node: EdgeNode) -> NDArray[np.uint8] | None:
         """The bytes of a part, of what has parts, and of a view of what lies outside; None for another result."""
