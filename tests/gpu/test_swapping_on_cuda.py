@@ -179,7 +179,7 @@ def test_what_is_lent_changes_no_number(workload, seed, monkeypatch):
 
 def test_parameters_and_optimizer_state_make_room(monkeypatch):
     step, batch = _assert_trains_like_eager(_gpt, memory="60%", state="swap")
-    assert step.measure(*batch).peak_bytes <= 1.01 * step.plan.peak_bytes
+    assert step.measure(*batch).peak_bytes <= 1.01 * step.plan.peak_bytes + 2**21  # an arena takes whole segments
 
 
 def _rows(**settings):
