@@ -14,9 +14,6 @@ of less does, and then more, so that it is never worse. Where something is swapp
 on from what the other has found by then; behind each round limits of the host's memory are searched, too (`remat.host_levels`). A whole
 round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on where eviction finds nothing, from the best one of
 each level, and where the time rises steeply between levels. They are no states.
-
-`Guesses` are first guesses of what to keep: the best choices between bytes and time (`remat.bound`) at the moment where an order stands
-highest. What such a choice keeps is made dear to eviction, and the rest cheap.
 """
 
 from __future__ import annotations
@@ -36,36 +33,13 @@ from numpy.typing import NDArray
 from lowtide.base.workers import Helper
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point, Recipe
-from lowtide.remat.bound import Crossing
-from lowtide.remat.cost import cost_of
-from lowtide.remat.eviction import Bias, EvictionAttempt, ScoreWeights, attempt
+from lowtide.remat.eviction import EvictionAttempt, ScoreWeights, attempt
+from lowtide.remat.guesses import Guesses
 from lowtide.remat.host_levels import HostLevels
 from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.neighbours import RULES, Neighbours
 from lowtide.remat.problem import RematProblem
-from lowtide.remat.pruning import prompt
 from lowtide.remat.seeds import Seeds
-
-_DEAR = 100.0  # times as dear as it looks
-_GUESS_RULES = (ScoreWeights(), ScoreWeights(steps_power=0.4))
-_GUESSES_NEAR = 2  # corners that are tried at a limit
-
-
-class Guesses:
-    """Of one problem without links, along one order."""
-
-    def __init__(self, problem: RematProblem, order: Ints) -> None:
-        self._order, ready = order, prompt(problem, order)
-        self._moment = Crossing.of(problem, int(ready[cost_of(problem, ready).footprint_bytes.argmax()]))
-        self._beside_bytes = problem.problem.resident_bytes + self._moment.needs_bytes
-
-    def within(self, limit_bytes: int) -> Iterator[Recipe]:
-        """Recipes for a limit, the most promising first: those of the corners that keep nearest to what has room."""
-        room_bytes = limit_bytes - self._beside_bytes
-        for corner in sorted(self._moment.corners, key=lambda each: abs(each.held_bytes - room_bytes))[:_GUESSES_NEAR]:
-            for rule in _GUESS_RULES:
-                yield Recipe(self._order, rule, Bias(np.where(corner.kept, _DEAR, 1.0), np.ones(len(corner.kept))))
-
 
 _ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (23_400, 34_000_000))  # states and runs of each; those that follow take twice as much each
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
