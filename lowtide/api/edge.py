@@ -86,7 +86,8 @@ def plan_edge(
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
     views: which results of a file are taken to be their input's bytes, as in `lowtide.network`.
-    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them.
+    cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them. A proof is then over
+        runs of up to 64 operators, each in slices of one size.
     extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for, in
         several memories as many as the time allows.
     inputs_outside: whether what the caller gives is read from where the caller has it (a camera, flash), and lies in no memory.

@@ -19,7 +19,8 @@ from itertools import accumulate
 import numpy as np
 
 from lowtide.cuda.segments import HUGE_BYTES, CachingAllocator, ExpandableAllocator, rounded_bytes, segment_bytes
-from lowtide.ir.graph import Kind, Storage, Value
+from lowtide.ir.graph import Kind, Node, Storage, Value
+from lowtide.ir.operators.nodes import is_collective, is_transfer
 from lowtide.ir.operators.row import STORE
 from lowtide.ir.operators.table import row_of
 from lowtide.plan.contents import Contents
@@ -71,11 +72,16 @@ def requests_of(plan: Contents) -> tuple[list[MemoryRequest], list[MemoryRequest
 
 
 def expected(plan: Contents) -> tuple[Recorded, Recorded, frozenset[int]]:
-    """The same as an arena takes them, in steps of the plan; and the steps whose results are no other's memory."""
+    """The same as an arena takes them, in steps of the plan; and the steps whose results are no other's memory and there at once."""
     requests, spaces = requests_of(plan)
-    results = [plan.graph.nodes[index].results for index in plan.order]
-    alone = (step for step, values in enumerate(results) if values and len({value.storage for value in values}) == len(values))
+    alone = (step for step, index in enumerate(plan.order) if _is_alone(plan.graph.nodes[index]))
     return _recorded(requests), _recorded(spaces), frozenset(alone)
+
+
+def _is_alone(node: Node) -> bool:
+    """Whether its results may be moved behind it: not where another stream still fills them, or a copy is known by its address."""
+    storages = {value.storage for value in node.results}
+    return 0 < len(storages) == len(node.results) and not is_transfer(node) and not is_collective(node)
 
 
 def simulated_allocator() -> CachingAllocator | None:

@@ -17,8 +17,10 @@ from torch import nn
 import lowtide
 from lowtide.api import variant
 from lowtide.cost.presets import preset
+from lowtide.cuda.forecast import expected
 from lowtide.errors import BudgetError, FormatError
 from lowtide.ir.graph import Kind
+from lowtide.ir.operators.nodes import is_transfer
 from lowtide.plan.plan import Plan
 from lowtide.planning.request import Limit
 from lowtide.runtime.copies import StreamedMemory
@@ -59,6 +61,17 @@ def test_a_plan_promises_what_it_pins_and_says_when(step):
     assert plan.pinned_bytes > 0
     assert "pinned on the host" in str(plan)
     assert "time within this memory by what is pinned on the host: " in str(plan)
+
+
+def test_what_the_host_still_fills_is_not_moved_in_an_arena(step):
+    """A first run on a GPU moves results to their places; of a load that would copy what is not there yet, in silence."""
+    plan = step.plan
+    movable = expected(plan)[2]
+    nodes = [plan.graph.nodes[index] for index in plan.order]
+    copies = {at for at, node in enumerate(nodes) if is_transfer(node)}
+    assert any(nodes[at].results for at in copies)
+    assert len(movable) > len(nodes) // 4
+    assert movable.isdisjoint(copies)
 
 
 def test_more_of_either_memory_is_never_slower_nor_less_of_either_leaner(step):
