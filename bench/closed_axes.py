@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer, row_of
 
 # Operators without a rule, and why.
 _REASONS = {

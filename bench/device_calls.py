@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from bench.sweep import Row
 from bench.torch_db.database import main
 from bench.torch_db.trial import brief
 from lowtide.api.captures import Captures
-from lowtide.base.stages import Stages
+from lowtide.base.messages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.laboratory import Laboratory
 from lowtide.lower.python import lower
@@ -108,10 +109,14 @@ def _said(item: Any) -> str:
 
 @functools.cache
 def _taken(name: str) -> tuple[int, int]:
-    """How many arguments the operator takes, and how many tensors, in any form that is not given what to write into."""
+    """How many arguments the operator takes, and how many tensors, in any form that is not given what to write into.
+
+    Up to a random state of cuDNN's, which eager hands on as it was left, also where nothing is drawn.
+    """
     packet = getattr(torch.ops.aten, name, None)
     schemas = [getattr(packet, each)._schema.arguments for each in packet.overloads()] if packet is not None else []
-    kinds = [[str(each.type) for each in arguments] for arguments in schemas if not any(each.is_out for each in arguments)]
+    schemas = [[*takewhile(lambda each: each.name != "dropout_state", each)] for each in schemas if not any(one.is_out for one in each)]
+    kinds = [[str(each.type) for each in arguments] for arguments in schemas]
     return max(map(len, kinds), default=99), max((sum("Tensor" in each for each in row) for row in kinds), default=99)
 
 

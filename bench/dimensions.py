@@ -38,10 +38,8 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.trace import Given
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
-from lowtide.ir.operators.nodes import axes_of
-from lowtide.ir.operators.table import row_of
-from lowtide.ir.text.graph_text import to_text
-from lowtide.ir.text.reader import parse
+from lowtide.ir.operators.nodes import axes_of, row_of
+from lowtide.ir.text.graph_text import parse, to_text
 
 _CPU = torch.device("cpu")
 _MOST_ELEMENTS = 300_000

@@ -9,6 +9,10 @@ paper are built. The other planners are written from their descriptions. All kee
 - Best fit: the same at the smallest gap that is large enough.
 - ExecuTorch (greedy): tensors by size share objects, each the smallest object of those that nobody else uses then; objects lie in a row.
 - Banked greedy: in two memories, tensors by size, each at the lowest gap of the fast one where that has room, else in the slow one.
+
+Two memories are asked for the least time first. There a move may go over the slow memory for nothing, beneath an operator. Then they are
+asked for the fewest bytes of the slow memory: by rates at which nothing else takes time, so that the bound is one of bytes.
+Seconds are the processor's, of kernels that are compiled: one network is planned before the clock starts.
 """
 
 from __future__ import annotations
@@ -137,24 +141,32 @@ def networks(paths: Sequence[str]) -> Iterator[EdgeGraph]:
         yield graph_of(name, PROBLEMS[name].problem())
 
 
+def least_slow_bytes(graph: EdgeGraph, fast_bytes: int) -> tuple[int, float]:
+    """The fewest bytes read and written in a slow memory, moves among them, that were found, and their gap."""
+    plan = lowtide.plan_edge(graph, (Space("fast", fast_bytes, 1e18, 1e18), Space("slow", None, 1e6, 1e6)))
+    return slow_traffic(plan), plan.gap if plan.gap > 1e-6 else 0.0  # the fast one takes a picosecond for each tensor
+
+
 def row(graph: EdgeGraph) -> dict[str, Cell]:
     """One network in one memory, and in a fast one of half those bytes beside a slow one."""
     problem = EdgeProblem.of(graph, [Space("ram")])
     buffers = lives(problem)
     alive = max(sum(size for size, start, end in buffers if start <= step < end) for step in range(len(graph.nodes)))
-    began = time.perf_counter()
+    began = time.process_time()
     one = lowtide.plan_edge(graph, [Space("ram")])
-    one_s, began = time.perf_counter() - began, time.perf_counter()
+    one_s, began = time.process_time() - began, time.process_time()
     spaces = (Space("fast", max(1, one.arena_bytes[0] // 2), 2e9, 2e9), Space("slow", None, 2e8, 2e8))
     two = lowtide.plan_edge(graph, spaces, dma=True)
-    two_s = time.perf_counter() - began
+    two_s = time.process_time() - began
     banked_us, banked_bytes = banked_greedy(graph, spaces)
+    fewest_bytes, fewest_gap = least_slow_bytes(graph, spaces[0].room_bytes)
     return {
         "network": graph.name, "operators": len(graph.nodes), "alive in the file's order bytes": alive,
         "TFLM bytes": greedy_by_size(buffers, best_fit=False), "best fit bytes": greedy_by_size(buffers, best_fit=True),
         "ExecuTorch bytes": shared_objects(buffers), "lowtide bytes": one.arena_bytes[0], "gap": one.gap, "seconds": one_s,
         "half fast: us": two.time_us, "gap of it": two.gap, "moves": len(two.moves), "slow bytes": slow_traffic(two),
         "banked greedy us": banked_us, "banked greedy slow bytes": banked_bytes, "seconds of it": two_s,
+        "least slow bytes": fewest_bytes, "gap of these": fewest_gap,
     }  # fmt: skip
 
 
@@ -165,10 +177,12 @@ IRREGULAR = (
 COLUMNS = (
     "network", "operators", "alive in the file's order bytes", "TFLM bytes", "best fit bytes", "ExecuTorch bytes", "lowtide bytes", "gap",
     "seconds", "half fast: us", "gap of it", "moves", "slow bytes", "banked greedy us", "banked greedy slow bytes", "seconds of it",
+    "least slow bytes", "gap of these",
 )  # fmt: skip
 
 
 def main(paths: Sequence[str]) -> None:
+    row(graph_of("warm-up", PROBLEMS["randwire-s2"].problem()))
     rows: list[dict[str, Cell]] = []
     for graph in networks(paths):
         rows.append(row(graph))

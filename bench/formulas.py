@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bench.torch_db.trial import alike
 from lowtide.capture.formulas import as_eager
-from lowtide.capture.formulas.autocast import calls_within
+from lowtide.capture.formulas.dispatch import calls_within
 
 MEMORY_AS_FOUND = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 _QUIET = {

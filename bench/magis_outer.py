@@ -26,10 +26,9 @@ from lowtide.cost.presets import preset
 from lowtide.ir.graph import Graph, Storage
 from lowtide.planning.candidate import equal_graphs
 from lowtide.rewrite.rewritings import Rewriting, rewritings
-from lowtide.split.graphs import prepared, worth_parting
 from lowtide.split.judge import Judge, JudgedGraph, Prices
 from lowtide.split.rewrite import Loops
-from lowtide.split.search import FissionSearch, Root, SearchWidth
+from lowtide.split.search import FissionSearch, Root, SearchWidth, prepared, worth_parting
 
 COLUMNS = (
     "workload", "variant", "operators", "states", "peaks", "seconds", "states_per_minute", "overhead_at_80", "overhead_at_40",

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes import ArgumentPath, Axis, Combine, Reduced, Role
-from lowtide.ir.operators.nodes import axes_of
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.nodes import axes_of, row_of
 
 _FOLDS: dict[Combine, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     Combine.SUM: lambda parts: sum(parts[1:], parts[0]),
@@ -27,12 +26,12 @@ _FOLDS: dict[Combine, Callable[[list[torch.Tensor]], torch.Tensor]] = {
 
 def call(name: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> tuple[Node, list[torch.Tensor]]:
     """The node of a call, and the tensors that are its results: outputs, then what it wrote. Arguments are left as they were."""
-    op, kwargs = operators.resolve(name), kwargs or {}
+    op, kwargs = calls.resolve(name), kwargs or {}
     mine = _copied(tuple(args))
     values: dict[int, Value] = {}
     listed = tuple(_arg(arg, values) for arg in mine)
     named = tuple((key, _arg(arg, values)) for key, arg in kwargs.items())
-    written = [place for place in operators.written_positions(op, mine) if isinstance(place, int) and isinstance(mine[place], torch.Tensor)]
+    written = [place for place in calls.written_positions(op, mine) if isinstance(place, int) and isinstance(mine[place], torch.Tensor)]
     returned = op(*mine, **kwargs)
     made = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     fresh = [None if not isinstance(each, torch.Tensor) or any(each is mine[place] for place in written) else each for each in made]

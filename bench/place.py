@@ -1,12 +1,12 @@
 """The placement engine: known instances by all placers, beside minimalloc, and the buffers of every model's training step.
 
     python -m bench.place [--only instances|models] [--data FOLDER ...] [--instances NAME ...] [--solvers TEXT ...] [--cap SECONDS]
-                          [--models NAME ...] [--batch-sizes 1 32] [--keep]
+                          [--models NAME ...] [--batch-sizes 1 32] [--keep] [--made FOLDER]
 
 Instances are files NAME.csv, or NAME.CAPACITY.csv where CAPACITY bytes are known to suffice; those are asked two questions: for the
 smallest arena, and for any placement within the capacity. Each row is a process of its own, in which kernels are loaded before the clock
 starts. Training steps are captured on the meta device, with plain SGD, and ordered by lowtide; their buffers are placed at multiples of
-1 byte, and of 64 as PyTorch's allocator for the CPU does.
+1 byte, and of 64 as PyTorch's allocator for the CPU does. `--made` writes two instances of a million buffers into a folder of `--data`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 import lowtide
 from lowtide.placement.base import Placement, Placer, limited, warm_up
@@ -82,6 +85,8 @@ class Question(NamedTuple):
 
 def main() -> None:
     options = parser().parse_args()
+    if options.made:
+        make(options.made, 1_000_000)
     if options.row:
         print(json.dumps(row(Question(Path(options.row[0]), int(options.row[2]) if options.row[2] else None), options.row[1], options.cap)))
     elif options.model_row:
@@ -101,9 +106,30 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", metavar="NAME", help="all by default")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--keep", action="store_true", help="keep the rows of the saved tables that are not measured now")
+    parser.add_argument("--made", type=Path, metavar="FOLDER", help="write the made-up instances there first")
     parser.add_argument("--row", nargs=3, metavar=("FILE", "SOLVER", "CAPACITY"), help="print one row as JSON: for the process of its own")
     parser.add_argument("--model-row", nargs=2, metavar=("MODEL", "BATCH_SIZE"), help="the same of one model")
     return parser
+
+
+def make(folder: Path, count: int) -> None:
+    """Two instances of so many buffers: lives of all lengths at random; and those of a training step of one layer after the other.
+
+    A layer saves one tensor for its backward pass, has one of its own in the forward pass and one in the backward pass, and a small one.
+    """
+    draw, layers = np.random.default_rng(0), count // 4
+    start = draw.integers(0, count, count)
+    end = np.minimum(start + 1 + (20 * draw.pareto(1.1, count)).astype(np.int64), count + 1)
+    _write(folder / f"made_random_{count}.csv", start, end, 16 * draw.integers(1, 65_536, count))
+    forward, backward, small = 2 * np.arange(layers), 4 * layers - 2 * np.arange(layers) - 1, draw.integers(0, 4 * layers, layers)
+    start = np.concatenate([forward, forward + 1, backward, small])
+    end = np.concatenate([backward + 1, forward + 3, backward + 3, small + 1 + draw.integers(0, 50, layers)])
+    _write(folder / f"made_step_{count}.csv", start, end, 512 * draw.integers(1, np.repeat([4096, 64], [3 * layers, layers])))
+
+
+def _write(path: Path, start: NDArray[np.int64], end: NDArray[np.int64], size: NDArray[np.int64]) -> None:
+    rows = (f"{number},{low},{high},{nbytes}" for number, (low, high, nbytes) in enumerate(zip(start, end, size, strict=True)))
+    path.write_text("\n".join(["id,lower,upper,size", *rows]) + "\n", encoding="utf-8")
 
 
 def instances(options: argparse.Namespace) -> None:

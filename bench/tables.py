@@ -45,6 +45,7 @@ def page() -> str:
         _arena(),
         _step_time(),
         _waiting(),
+        _stability(),
         _report(),
         _addresses(),
         _model_paper(),
@@ -298,6 +299,29 @@ def _waiting() -> str:
         "for another limit by `step.at`, in another process that asks the same, and for `lowtide.explain`. Last, the time that 60 %\n"
         "adds, by the default effort and by the thorough one.",
         ("", "operators", "step", "operators unknown", "other limit", "asked again", "explain", "60 % adds"),
+        lines,
+    )
+
+
+def _stability() -> str:
+    lines = [
+        [
+            row["network"],
+            f"{row['limit_percent']} %",
+            *(f"{row[f'{which}_percent']:.1f}%" for which in ("normal", "least", "most", "thorough")),
+            f"{row['search_cpu_s']:.1f}",
+        ]
+        for row in rows_of("stability")
+        if row["normal_percent"] is not None
+    ]
+    return section(
+        "Other days' times",
+        "stability",
+        "python -m bench.stability",
+        "Measured times vary from day to day, and answers with them: all times are varied by 3 %, again and again. The time that a limit\n"
+        "adds, by the default effort with the times as they are, the least and the most where they vary, and by the thorough effort with\n"
+        "the times as they are. Limits are shares of the peak of the orders, for a simulated H100. Last, processor seconds of a search.",
+        ("", "limit", "default", "least", "most", "thorough", "seconds"),
         lines,
     )
 

@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 from bench.tables_parts import Row, rows_of, section
 
-_PEERS = ("onnxruntime", "openvino", "inductor", "eager")
+_PEERS = ("onnxruntime", "openvino", "inductor", "ncnn", "MNN", "eager")
 
 
 _SERVERS = ("lowtide", "onnxruntime")

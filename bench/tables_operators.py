@@ -15,13 +15,20 @@ _DATABASES = (
     ("modules under autocast", "module_db_autocast_first_3"),
 )
 
+_NETWORKS = (
+    ("networks of libraries", "coverage"),
+    ("transformers 5.17, torch 2.11", "coverage_torch_2_11"),
+    ("transformers 5.24, torch 2.15", "coverage_torch_2_15"),
+)
+
 
 def of_others() -> tuple[str, ...]:
     """What became of them, by capture."""
     lines = [line for what, name in _DATABASES for line in _lines(what, rows_of(name))]
-    coverage = rows_of("coverage")
     lines += [
-        _line(f"networks of libraries, {mode}", coverage, Counter(row[mode] for row in coverage)) for mode in ("training", "inference")
+        _line(f"{what}, {mode}", rows, Counter(row[mode] for row in rows))
+        for what, rows in ((what, rows_of(name)) for what, name in _NETWORKS)
+        for mode in ("training", "inference")
     ]
     return (
         section(
@@ -34,7 +41,8 @@ def of_others() -> tuple[str, ...]:
             "Refused are sparse layouts, `resize_`, and samples of which no parameter has a gradient. Networks take three steps.",
             ("", "subjects", *_COUNTED),
             lines,
-            after="Other files: `op_db_first_2.json`, `module_db.json`, `module_db_autocast_first_3.json`, `coverage.json`.",
+            after="Other files: `op_db_first_2.json`, `module_db.json`, `module_db_autocast_first_3.json`, `coverage.json`,\n"
+            "`coverage_torch_2_11.json`, `coverage_torch_2_15.json`.",
         ),
     )
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
-    from lowtide.api.load import load_frozen
+    from lowtide.api.load import FrozenNeeds, frozen_needs, load_frozen
     from lowtide.api.needs import Needs, needs
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
     from lowtide.api.step import Step
     from lowtide.api.verify import MeasuredStep, Verification
-    from lowtide.base.stages import Stage
+    from lowtide.base.messages import Stage
     from lowtide.cost.device import Device
     from lowtide.cost.profiler import Measurement, measure
     from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchError", "BudgetError", "CaptureError", "CheckError", "Device", "EdgeGraph", "EdgeNode", "EdgePlan", "EdgeTensor", "Explanation",
-    "FormatError", "Frozen", "LowtideError", "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel", "PlaceProblem",
-    "Placement", "Plan", "Planning", "Run", "Schedule", "Shapes", "Space", "Stage", "Status", "Step", "StepError", "Sweep", "Task",
-    "Training", "Verification", "explain", "interpret", "load_frozen", "measure", "needs", "network", "optimize", "order", "place",
-    "placement", "plan_edge", "schedule",
+    "FormatError", "Frozen", "FrozenNeeds", "LowtideError", "MeasuredStep", "Measurement", "Needs", "OrderProblem", "Parallel",
+    "PlaceProblem", "Placement", "Plan", "Planning", "Run", "Schedule", "Shapes", "Space", "Stage", "Status", "Step", "StepError",
+    "Sweep", "Task", "Training", "Verification", "explain", "frozen_needs", "interpret", "load_frozen", "measure", "needs", "network",
+    "optimize", "order", "place", "placement", "plan_edge", "schedule",
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
@@ -49,6 +49,7 @@ _MODULES = {
     "EdgeTensor": "lowtide.edge.graph",
     "Explanation": "lowtide.api.explain",
     "Frozen": "lowtide.api.frozen",
+    "FrozenNeeds": "lowtide.api.load",
     "MeasuredStep": "lowtide.api.verify",
     "Measurement": "lowtide.cost.profiler",
     "Space": "lowtide.edge.plan",
@@ -62,7 +63,7 @@ _MODULES = {
     "Run": "lowtide.api.options",
     "Schedule": "lowtide.schedule.base",
     "Shapes": "lowtide.api.options",
-    "Stage": "lowtide.base.stages",
+    "Stage": "lowtide.base.messages",
     "Status": "lowtide.problems.status",
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep",
@@ -71,6 +72,7 @@ _MODULES = {
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
     "interpret": "lowtide.api.edge",
+    "frozen_needs": "lowtide.api.load",
     "load_frozen": "lowtide.api.load",
     "measure": "lowtide.cost.profiler",
     "needs": "lowtide.api.needs",

@@ -2,6 +2,7 @@
 
     python -m release.matrix                                   # CELLS; a night's work where torch comes with CUDA's libraries, 5 GB each
     python -m release.matrix --cells python3.12:2.15.0:5.24.0
+    python -m release.matrix --keep ~/cells                    # environments stay there: the next time takes minutes, and 30 GB of disk
 
 A cell is a Python, a torch and a transformers; all else is what the registry gives a user on that day, not what CI pins. lowtide comes from
 a clone, as git has it. Each answer goes into `release/matrix.json` at once, in the place of an older one of the same versions, and
@@ -69,18 +70,20 @@ class Answer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", default=[*CELLS], metavar="PYTHON:TORCH:TRANSFORMERS")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="make environments here, and take those that are here already")
     options = parser.parse_args()
-    answers = [_answer(*cell.rsplit(":", 2)) for cell in options.cells]
+    answers = [_answer(*cell.rsplit(":", 2), keep=options.keep) for cell in options.cells]
     sys.exit(1 if any(answer.failed for answer in answers) else 0)
 
 
-def _answer(python: str, torch: str, transformers: str) -> Answer:
+def _answer(python: str, torch: str, transformers: str, *, keep: Path | None) -> Answer:
     """Of one cell; saved."""
     with tempfile.TemporaryDirectory() as folder:
         version = _output([python, "-c", "import platform; print(platform.python_version())"])
         answer = Answer(version, torch, transformers, code=_output(["git", "rev-parse", "--short", "HEAD"]), system=_system())
         try:
-            answer = _tried(answer, python, Path(folder))
+            home = Path(folder, "environment") if keep is None else keep.expanduser().absolute() / f"{version}-{torch}-{transformers}"
+            answer = _tried(answer, python, Path(folder), home)
         except SystemExit as error:
             answer = replace(answer, failed=(f"no environment: {error}",))
     print(row(answer), *answer.failed, sep="\n  ", flush=True)
@@ -88,10 +91,12 @@ def _answer(python: str, torch: str, transformers: str) -> Answer:
     return answer
 
 
-def _tried(answer: Answer, python: str, folder: Path) -> Answer:
+def _tried(answer: Answer, python: str, folder: Path, home: Path) -> Answer:
+    """The answer with what was found in the environment `home`, which is made where it is not there."""
     source = folder / "source"
     subprocess.run(["git", "clone", "--quiet", str(_ROOT), str(source)], check=True)
-    here = environment(python, folder / "environment", f"torch=={answer.torch}")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    here = environment(python, home, f"torch=={answer.torch}")
     # One more call, as a user would: torch is there, and has to stay.
     pip = [here, "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check"]
     wanted = [f"torch=={answer.torch}", f"transformers=={answer.transformers}", *_TOOLS]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from lowtide.api.arena import directory
+from lowtide.api.step_memory import directory
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.arena import native
 from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, Recorded, Script

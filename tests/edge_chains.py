@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from lowtide.edge.graph import EdgeGraph
+
 SCALES = {"s": np.float32(1.0), "z": np.int8(2), "half": np.float32(0.5), "wz": np.int8(0)}
 
 
@@ -101,3 +103,8 @@ def random_chain(seed: int, most: int = 6, smallest: int = 9, *, qdq: bool = Fal
                 chain.conv(channels, 3, pads=(1, 1, 1, 1))
                 chain.add(before)
     return chain.model()
+
+
+def inputs_of(graph: EdgeGraph, seed: int) -> dict[str, np.ndarray]:
+    tensor = graph.tensors[graph.inputs[0]]
+    return {"x": np.random.default_rng(seed).integers(-100, 100, tensor.shape).astype(np.int8)}

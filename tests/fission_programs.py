@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.parts import alike, combined, cut
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.ir.graph import Atom, Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes import Reduced, argument, with_arguments
 from lowtide.split.sets import SplitSet
@@ -35,7 +35,7 @@ class Program:
     def run(self, op: str, *args: Any, kind: Kind = Kind.ACTIVATION, **kwargs: Any) -> Value:
         """One more node that writes nothing; its first result."""
         named = {key: _known(arg, self.tensors) for key, arg in kwargs.items()}
-        made = operators.resolve(op)(*_known(_frozen(args), self.tensors), **named)
+        made = calls.resolve(op)(*_known(_frozen(args), self.tensors), **named)
         results = made if isinstance(made, (tuple, list)) else (made,)
         outputs = tuple(self._value(each, kind) for each in results)
         self.nodes.append(Node(op, _frozen(args), outputs, tuple((key, _frozen(arg)) for key, arg in kwargs.items())))
@@ -113,7 +113,7 @@ def _ran(node: Node, args: Any, kwargs: dict[str, Any]) -> dict[Value, Any]:
         return {value: _ARITHMETIC[node.op](*args) for value in node.results}
     fresh = {before: _at(node, args, kwargs, before).clone() for before, _ in node.writes}
     args = tuple(fresh.get(value, arg) if isinstance(value, Value) else arg for value, arg in zip(node.args, args, strict=True))
-    made = operators.resolve(node.op)(*args, **kwargs)
+    made = calls.resolve(node.op)(*args, **kwargs)
     results = made if isinstance(made, (tuple, list)) else (made,)
     outputs = {value: each for value, each in zip(node.outputs, results, strict=False) if value is not None}
     return outputs | {after: fresh[before] for before, after in node.writes}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.api.captures import Captures
-from lowtide.base.stages import Stages
+from lowtide.base.messages import Stages
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.laboratory import Laboratory
 from lowtide.ir.graph import Graph, Value

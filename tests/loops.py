@@ -21,7 +21,7 @@ from lowtide.lower.python import lower
 from lowtide.plan.plan import Plan
 from lowtide.runtime.program import Program
 from lowtide.split.dimensions import DimensionGraph
-from lowtide.split.roles import Split
+from lowtide.split.parts import Split
 from lowtide.split.sets import Regions
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lowtide.ir.operators.elementwise import broadcast
-from lowtide.ir.operators.table import ROWS
+from lowtide.ir.operators.nodes import ROWS
 
 Call = tuple[list[int], tuple[Any, ...], dict[str, Any]]
 _RANDOM = torch.Generator().manual_seed(0)

@@ -13,9 +13,9 @@ from lowtide.ir.operators.axes import Axis, cut_by
 from lowtide.ir.operators.nodes import axes_of, is_view
 from lowtide.rewrite.base import Rewritten
 from lowtide.split.dimensions import DimensionGraph
+from lowtide.split.parts import Split, refuse
 from lowtide.split.proposals import SplitCandidate, candidates_of
 from lowtide.split.rewrite import looped, with_loops
-from lowtide.split.roles import Split, refuse
 from lowtide.split.sets import Regions
 
 

@@ -72,6 +72,8 @@ def test_the_file_gives_the_models_numbers(spec: str):
     model, (x,) = sys.modules["spec_to_compile"].build(3)
     torch.testing.assert_close(lowtide.load_frozen("model.lowtide")(x), model(x).detach())
     figures = json.loads(Path("figures.json").read_text())
+    needs = CliRunner().invoke(app, ["needs", "model.lowtide", "--json", "-"])
+    assert {key: figures[key] for key in json.loads(needs.stdout)} == json.loads(needs.stdout)
     assert figures["file_bytes"] == Path("model.lowtide").stat().st_size
     assert figures["held_bytes"] >= sum(weight.nbytes for weight in model.parameters())
     assert figures["deviation"] < 1e-5

@@ -17,7 +17,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 from lowtide.api.captures import Captures
-from lowtide.base.stages import Stages
+from lowtide.base.messages import Stages
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.laboratory import Laboratory

@@ -6,6 +6,7 @@
     python -m bench.ago --contenders lowtide openvino --cases mobilenet_v2 --rounds 8
     python -m bench.ago --cases pair --contenders lowtide "lowtide NI" "lowtide NR" onnxruntime openvino --save ago_pairs
     python -m bench.ago --cases efficientnet ghostnet mobilenetv3 edgenext repvgg regnety resnet18 convnext --save ago_others
+    python -m bench.ago --contenders lowtide onnxruntime openvino ncnn MNN --save ago_phones  # pip install ncnn pnnx MNN
 
 On each network each contender is a process of its own; they take turns of some 60 ms. A time is the median over turns of a turn's median, a
 ratio the median over turns of its time to the best peer's. Results are compared with float64's. A contender that takes longer than --limit
@@ -139,7 +140,9 @@ def _fill_caches(names: Sequence[str], options: argparse.Namespace) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.ago", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", nargs="*", default=[], help="names, or how they begin; without, the paper's fourteen")
-    parser.add_argument("--contenders", nargs="*", default=[*PEERS, "lowtide"], choices=(*PEERS, *OURS))
+    parser.add_argument(
+        "--contenders", nargs="*", default=["eager", "inductor", "onnxruntime", "openvino", "lowtide"], choices=(*PEERS, *OURS)
+    )
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that a contender may take to be ready")

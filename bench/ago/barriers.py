@@ -24,9 +24,8 @@ import lowtide
 from bench.ago.kernels import flops
 from bench.ago.networks import case
 from lowtide.cpu import networks as made
-from lowtide.cpu.constants import aligned
-from lowtide.cpu.library import ENTRY, build, team
-from lowtide.cpu.network import Network
+from lowtide.cpu.network import ENTRY, Network, build, team
+from lowtide.cpu.recipes import aligned
 from lowtide.cpu.stages import KernelStage
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value

@@ -15,7 +15,7 @@ import numpy as np
 from bench.ago.networks import case
 
 Run = Callable[[], np.ndarray]
-PEERS = ("eager", "inductor", "onnxruntime", "openvino")
+PEERS = ("eager", "inductor", "onnxruntime", "openvino", "ncnn", "MNN")
 OURS = ("lowtide", "lowtide frozen", "lowtide NI", "lowtide NR")  # NI: no intensive fusion, NR: no reformer
 
 
@@ -85,6 +85,18 @@ def _openvino(name: str, threads: int, folder: Path) -> Run:
         return found
 
     return run
+
+
+def _ncnn(name: str, threads: int, folder: Path) -> Run:
+    from bench.ago.phones import ncnn
+
+    return ncnn(name, onnx_file(name, folder), _given(name, folder), reference(name, folder).shape, threads)
+
+
+def _mnn(name: str, threads: int, folder: Path) -> Run:
+    from bench.ago.phones import mnn
+
+    return mnn(onnx_file(name, folder), _given(name, folder), threads)
 
 
 def _lowtide(joins: str) -> Callable[[str, int, Path], Run]:
@@ -158,6 +170,8 @@ _MAKERS: Mapping[str, Callable[[str, int, Path], Run]] = {
     "inductor": _inductor,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
+    "ncnn": _ncnn,
+    "MNN": _mnn,
     "lowtide": _lowtide("BEST"),
     "lowtide frozen": _frozen,
     "lowtide loaded": _loaded,

@@ -19,8 +19,7 @@ import torch
 import lowtide
 from bench.ago.networks import case
 from lowtide.cpu import networks as made
-from lowtide.cpu.library import FLAGS
-from lowtide.cpu.network import Network
+from lowtide.cpu.network import FLAGS, Network
 from lowtide.cpu.stages import Attention, Batched, Convolution, KernelStage, Product, RowBlock, Windows, Winograd
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Value

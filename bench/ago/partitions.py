@@ -19,8 +19,8 @@ from bench.results import Cell, Results
 from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
 from lowtide.ir.graph import Graph, Node
+from lowtide.ir.operators.nodes import row_of
 from lowtide.ir.operators.row import Fusion
-from lowtide.ir.operators.table import row_of
 from lowtide.ir.shapes.dimension import FIXED
 from research.fusion.clusters import PAPERS_WEIGHT, Partition, constant_nodes, partition, partition_of_operators
 

@@ -112,9 +112,9 @@ def _simulated(family: PlanFamily, point: Mapping[str, int]) -> tuple[float, flo
 
 def _measured(step: Any, trained: Trained, shape: tuple[int, ...]) -> tuple[float, float]:
     """The same of the step for the range and one for this shape alone, both on the same model and optimizer."""
-    program, limit = step._maker.capturing.program, step._maker.settings.limit.memory
+    program, limit = step._maker.capturing.program, step._maker.settings.limit.memory_bytes
     batch = trained.batch(*shape)
-    settings = {"loss": trained.loss, "optimizer": program.optimizer, "memory": limit and limit.nbytes, "progress": False}
+    settings = {"loss": trained.loss, "optimizer": program.optimizer, "memory": limit, "progress": False}
     alone = lowtide.optimize(program.model, batch, **in_values(**settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

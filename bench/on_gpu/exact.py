@@ -48,6 +48,7 @@ CASES = (
     Exact("unet", 4, "bf16", "timm/hrnet_w18_small"),
     Exact("unetplusplus", 2, "float32", "timm/dla34"),
     Exact("transformer", 8, "float32", "torch.nn/attention"),
+    Exact("torch.nn/lstm_deep", 0, "float32", "torch.nn/lstm_deep"),  # drops between its layers
     Exact("transformers/smollm3/causal", 0, "bf16", "transformers/smollm3/causal"),
     Exact("transformers/whisper/spectra", 0, "float32", "transformers/whisper/spectra"),
     Exact("timm/coatnet_nano_rw_224", 0, "bf16", "timm/coatnet_nano_rw_224"),

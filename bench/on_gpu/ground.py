@@ -26,7 +26,7 @@ PLACES = Path(tempfile.gettempdir()) / "lowtide_bench_on_gpu"  # in it a file fo
 
 Call = Callable[[], Any]
 Row = dict[str, Any]
-_held: list[None] = []  # by how many that this process is in
+_held: list[None] = []  # not empty while this process has the lock
 
 
 @cache
@@ -37,24 +37,26 @@ def _lock_file() -> IO[str]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """One process at a time, however often it asks."""
+    """One process at a time, however often it asks. A capture that lasts meanwhile may put the list back to what it was before."""
+    if _held:
+        yield
+        return
     file = _lock_file()
-    if not _held:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX)
     _held.append(None)
     try:
         yield
     finally:
-        _held.pop()
-        if not _held:
-            fcntl.flock(file, fcntl.LOCK_UN)
+        _held.clear()
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
 def still() -> Iterator[None]:
     """The same, and all other parts stand still: their planning takes a host time for which a step would have to wait."""
+    within = bool(_held)
     with locked():
-        others = [int(each.name) for each in PLACES.glob("*") if _is_anothers(each)] if len(_held) == 1 else []
+        others = [] if within else [int(each.name) for each in PLACES.glob("*") if _is_anothers(each)]
         for group in others:
             send(group, signal.SIGSTOP)
         try:

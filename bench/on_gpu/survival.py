@@ -135,7 +135,8 @@ def rows(
         try:
             limited = step.at(limit_bytes)
         except lowtide.BudgetError as error:
-            yield known | {"verdict": "does not fit", "why": str(error).splitlines()[0]}
+            asked, *more = str(error).splitlines()
+            yield known | {"verdict": "does not fit", "why": "; ".join([asked, *(line for line in more if line.startswith("beside it"))])}
             continue
         gc.collect()
         yield known | _survived(limited, work, optimizer, steps if limit != "random" else FEWER_STEPS)
@@ -232,6 +233,12 @@ def summary(found: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     for what, chosen in (("shares", lambda row: row["limit"] != "random"), ("random limits", lambda row: row["limit"] == "random")):
         verdicts = Counter(row["verdict"] for row in found if chosen(row))
         notes.append(f"{what}: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.most_common())}")
+    first = {row["network"]: row["limit"] for row in reversed(found) if row["verdict"] == "does not fit"}
+    if first:
+        which = ", ".join(f"{network} from {limit} down" for network, limit in reversed(first.items()))
+        notes.append(
+            f"less than any plan takes: {which}; mostly one operator takes it at once, as all layers of an LSTM are one of cuDNN's"
+        )
     return (*notes, f"{len({row['network'] for row in found})} networks; a process is held to what is promised to be reserved")
 
 

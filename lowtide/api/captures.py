@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.folders import warn_once
+from lowtide.base.files import warn_once
+from lowtide.base.messages import Stages
 from lowtide.base.places import Position
-from lowtide.base.stages import Stages
 from lowtide.capture.batches import objects_in
-from lowtide.capture.care.follower import changed_each_time
+from lowtide.capture.care.contents import changed_each_time
 from lowtide.capture.care.generators import known_generators
 from lowtide.capture.care.surroundings import methods_of, objects_of, put_back_on_failure
 from lowtide.capture.difference import difference

@@ -12,6 +12,7 @@ from torch import nn
 
 from lowtide.api.step import Step
 from lowtide.capture.batches import positional_and_keyword
+from lowtide.capture.results import loss_of
 from lowtide.cost.profiler import interleaved_us, measure_memory
 from lowtide.errors import LowtideError
 
@@ -79,10 +80,9 @@ def eager_step(workload: Workload) -> Callable[[], Any]:
     def step() -> Any:
         optimizer.zero_grad()
         result = loss(model, *args, **kwargs)
-        scalar = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
-        (result[0] if scalar is None else scalar).backward()
+        loss_of(result).backward()
         optimizer.step()
-        return scalar.detach() if isinstance(result, torch.Tensor) and scalar is not None else None
+        return result.detach() if isinstance(result, torch.Tensor) else None
 
     return step
 

@@ -87,7 +87,7 @@ def plan_edge(
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
     views: which results of a file are taken to be their input's bytes, as in `lowtide.network`.
     cut: whether runs of convolutions and their like work slice by slice, with rings of a few slices between them. A proof is then over
-        runs of up to 64 operators, each in slices of one size.
+        runs of up to 64 operators, each in slices of one size. Bands of one operator by itself are in no search.
     extra_macs: the share of multiplications that cuts may do again, 0.1 for a tenth. None: as few as the memory's size asks for, in
         several memories as many as the time allows.
     inputs_outside: whether what the caller gives is read from where the caller has it (a camera, flash), and lies in no memory.
@@ -147,7 +147,7 @@ def _answer(request: EdgeRequest, least: str | None, within_us: float | None) ->
         raise FormatError(f"within_us: expected a time of 0 or more, got {within_us!r}")
     if len(names) == 1:
         raise FormatError("least: expected with several memories: of a single one the bytes are made least anyway")
-    answer = least_bytes(request, names.index(least), None if within_us is None else int(within_us * 10**6))
+    answer = least_bytes(request, names.index(least), None if within_us is None else round(within_us * 10**6))
     if answer.plan is None and within_us is not None and least_bytes(request, names.index(least)).plan is not None:
         raise BudgetError(f"no plan within {within_us} us was found, however large {least} is: allow more time", 0)
     return answer

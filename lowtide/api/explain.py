@@ -12,20 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import (
-    check_memories,
-    checked_optimizer,
-    device_of,
-    lies_on_host,
-    warn_of_nowhere_to_swap,
-)
+from lowtide.api.arguments import check_memories, checked_optimizer, device_of, lies_on_host, warn_of_nowhere_to_swap
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import varying_of
 from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
-from lowtide.base.garbage import collected_seldom
-from lowtide.base.messages import bytes_text, time_text
-from lowtide.base.stages import Stages, wants_progress
+from lowtide.base.messages import Stages, bytes_text, time_text, wants_progress
+from lowtide.base.process import collected_seldom
 from lowtide.capture.batches import largest, positional_and_keyword
 from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
@@ -43,9 +36,8 @@ from lowtide.planning.machine import Machine
 from lowtide.planning.request import Limit, MemoryLimits
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto, Best, schedule
-from lowtide.split.dimensions import DimensionGraph
-from lowtide.split.graphs import loss_in_parts
-from lowtide.split.names import ComponentTable
+from lowtide.split.dimensions import ComponentTable, DimensionGraph
+from lowtide.split.search import loss_in_parts
 
 _MODULES = 6  # that are named
 
@@ -254,7 +246,7 @@ def explain(
     peak, on_device = eager.peak, eager_memory(eager.lives, eager.timeline.workspace_bytes) if target.type == "cuda" else None
     if peak is None:
         raise CaptureError("the program runs no operator on tensors: there is no peak to explain")
-    memory_bytes = None if limit.memory is None else limit.memory.of_peak(peak.footprint_bytes)
+    memory_bytes = limit.fixed(peak.footprint_bytes).memory_bytes
     further = _FurtherArguments(run, limit)
     within = None if memory_bytes is None else _within(plan.cost_report, memory_bytes, f"memory={memory!r}")
     halved = _halved(maker, args, kwargs, memory_bytes if within is None else None)

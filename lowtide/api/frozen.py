@@ -10,10 +10,12 @@ A frozen function runs this way alone.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+
+import torch
 
 from lowtide.cpu.executable import LoadedNetwork
 from lowtide.errors import BatchError
@@ -21,9 +23,8 @@ from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Slot
 from lowtide.lower.python import lower, without_constants
 from lowtide.plan.contents import Decision
-from lowtide.runtime.batch import BatchSpec, NewShapeError, TensorSpecs
+from lowtide.runtime.batch import BatchSpec, NewShapeError, TensorSpecs, refuse_surroundings
 from lowtide.runtime.caller import ChangedError, InputCheck
-from lowtide.runtime.plain import refuse_surroundings
 from lowtide.runtime.premises import Premises
 from lowtide.runtime.program import Program, undisturbed
 
@@ -116,6 +117,12 @@ def _leaves_of_only_region(graph: Graph, leaves: Mapping[int, int]) -> tuple[int
     return tuple(leaves[graph.inputs.index(value)] for value in node.inputs)
 
 
+def stored_bytes(inputs: Iterable[Any]) -> int:
+    """What the tensors among them hold; a storage of several counts once."""
+    storages = (tensor.untyped_storage() for tensor in inputs if isinstance(tensor, torch.Tensor))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def give_back() -> None:
     """Give back what is free. Takes about a millisecond; does nothing where the C library knows no such thing."""
     trim = _trim()
@@ -145,8 +152,8 @@ class Frozen:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds from call to call for generated kernels: weights as they read them, and arenas."""
-        return sum(network.nbytes for network in self._networks.values())
+        """What it holds from call to call: weights as kernels read them, their arenas, and weights that torch's operators read."""
+        return sum(network.nbytes for network in self._networks.values()) + stored_bytes(self._kept)
 
     @undisturbed
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,56 +3,101 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lowtide.api import archive
 from lowtide.api.archive import Result, result_of
-from lowtide.api.frozen import Frozen, Inference
+from lowtide.api.frozen import Frozen, Inference, stored_bytes
 from lowtide.api.saved_check import check
 from lowtide.base import fields
-from lowtide.cpu.executable import LoadedNetwork, loaded_region, placing_as
+from lowtide.base.messages import bytes_text
+from lowtide.cpu.executable import LoadedNetwork, loaded_region, network_bytes, placing_as
 from lowtide.cpu.network import Placing
-from lowtide.errors import CheckError, FormatError, StepError
+from lowtide.errors import BudgetError, CheckError, FormatError, StepError
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Slot, Value
 from lowtide.ir.text.graph_text import parse
 from lowtide.lower.interpreter import looked_at, watched
 from lowtide.lower.python import without_constants
 from lowtide.plan.contents import Decision
+from lowtide.plan.promises import peak_bytes
 from lowtide.runtime.batch import BatchSpec
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
+T = TypeVar("T")
 _MOST_BYTES = 2**40  # of an arena
 _FIELDS = {"versions", "batch", "result", "inputs", "order", "offsets", "graph", "blocks", "tensors"}
 
 
-def load_frozen(path: str | os.PathLike[str]) -> Frozen:
+def load_frozen(path: str | os.PathLike[str], memory: int | str | None = None) -> Frozen:
     """An inference function from a file that `step.save_frozen` has written, without the model, on this machine.
 
-    Kernels are compiled by the system's C++ compiler, once, or come from the cache. The file is not needed afterwards. Raises
-    FormatError for a file that is of another kind or damaged, StepError if no kernels can be compiled, and OSError.
+    Kernels are compiled by the system's C++ compiler, once, or come from the cache. The file is not needed afterwards. `memory` is the
+    most that it may take, in bytes or as "32MiB": what `frozen_needs` says is compared with that before a weight is read.
+    Raises BudgetError where it takes more, FormatError for a file that is of another kind or damaged. Raises StepError if no kernels
+    can be compiled, and OSError.
     """
+    limit_bytes = None if memory is None else _bytes_of(memory)
+    with _on_this_machine(path):
+        if limit_bytes is not None and (needs := _needs_of(path)).peak_bytes > limit_bytes:
+            expected = f"expected a function that takes at most {bytes_text(limit_bytes)}, got one that {needs}: raise `memory`"
+            raise BudgetError(f"{os.fspath(path)}: {expected}", needs.peak_bytes, searched=False)
+        return _loaded(_Read.of(*archive.read(path)))
+
+
+def frozen_needs(path: str | os.PathLike[str]) -> FrozenNeeds:
+    """What a function in a file takes on this machine; none of its weights is read, and no kernel made. Raises as `load_frozen`."""
+    with _on_this_machine(path):
+        return _needs_of(path)
+
+
+@dataclass(frozen=True)
+class FrozenNeeds:
+    """What a loaded function takes of memory, above what a process has that has imported torch and lowtide."""
+
+    held_bytes: int  # from call to call: weights as kernels read them, their arenas, and weights that torch's operators read
+    call_bytes: int  # more in a call: the batch, the result, and what torch's operators make
+    file_bytes: int  # whose pages may lie in memory as well while it is loaded; they are the system's to drop
+
+    @property
+    def peak_bytes(self) -> int:
+        """At its highest, once it is loaded."""
+        return self.held_bytes + self.call_bytes
+
+    def __str__(self) -> str:
+        return f"holds {bytes_text(self.held_bytes)} once loaded, and takes {bytes_text(self.call_bytes)} more in a call"
+
+
+def _bytes_of(memory: int | str) -> int:
+    from lowtide.planning.request import Limit  # of a room that loading does without
+
+    limit = Limit.of(memory)
+    if limit.memory_bytes is None or limit.host_bytes is not None or limit.device not in ("", "cpu"):
+        why = "a loaded function has no peak to take a share of, and no memory but that of the CPU"
+        raise ValueError(f'memory: expected bytes, such as "32MiB", as {why}; got {memory!r}')
+    return limit.memory_bytes
+
+
+@contextmanager
+def _on_this_machine(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever the caller has set (tensors take longer to make where a device is said); errors name the file, or what is lacking here."""
     try:
-        with torch.inference_mode(False), _on_cpu():  # whatever the caller has set
-            return _loaded(_Read.of(*archive.read(path)))
+        with torch.inference_mode(False), nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+            yield
     except FormatError as error:
         raise FormatError(f"{os.fspath(path)}: {error}") from error
     except NativeError as error:
         raise StepError(f"load_frozen: expected a machine that generated kernels can be made for: {error}") from error
     except (MemoryError, OverflowError, RuntimeError) as error:
         raise StepError(f"load_frozen: expected a function that this machine has the memory for: {error}") from error
-
-
-def _on_cpu() -> AbstractContextManager[Any]:
-    """Where tensors are made; each takes longer to make where that is said."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -101,11 +146,28 @@ def _loaded(read: _Read) -> Frozen:
     return Frozen(Inference.of(read.decision, settings, read.slots, read.result, networks), read.batch, inputs, networks)
 
 
+def _needs_of(path: str | os.PathLike[str]) -> FrozenNeeds:
+    read = _Read.of(*archive.read(path, numbers=False))
+    graph = read.decision.graph
+    regions = [Region.of(node) for node in graph.nodes if is_region(node)]
+    networks = [_of_region(region, network_bytes, placing_as(offsets)) for region, offsets in zip(regions, read.offsets, strict=True)]
+    short, wanted = without_constants(read.decision)
+    stored = [read.inputs[at] for at in wanted if read.slots[at].table != "batch"]
+    batch = {value.storage for value, slot in zip(graph.inputs, read.slots, strict=True) if slot.table == "batch"}
+    in_order = replace(short.graph, nodes=tuple(short.graph.nodes[index] for index in read.decision.order))
+    call_bytes = sum(int(storage.nbytes) for storage in batch) + peak_bytes(in_order, 1)
+    return FrozenNeeds(sum(networks) + stored_bytes(stored), call_bytes, os.path.getsize(path))
+
+
 def _held(region: Region, given: dict[Value, Any], placing: Placing) -> LoadedNetwork:
+    fixed = [given[value] for value in (region.node.args[at] for at in region.fixed) if isinstance(value, Value)]
+    return _of_region(region, partial(loaded_region, constants=fixed), placing)
+
+
+def _of_region(region: Region, call: Callable[[Region, Placing], T], placing: Placing) -> T:
     """Raises FormatError for what kernels cannot be generated for after all."""
     try:
-        fixed = [given[value] for value in (region.node.args[at] for at in region.fixed) if isinstance(value, Value)]
-        return loaded_region(region, fixed, placing)
+        return call(region, placing)
     except (NativeError, FormatError):
         raise
     except (ValueError, TypeError, KeyError, IndexError, CheckError, ArithmeticError, RuntimeError) as error:

@@ -1,18 +1,24 @@
-"""Which program a call runs: one that was captured before, or one that is captured for it; and whether it is still the caller's program."""
+"""Which program a call runs: one that was captured before, or one that is captured for it; and whether it is still the caller's program.
+
+A program may read what nobody thought of: its second call shows that, if it changes in each. Later calls are looked at ever more seldom,
+and within a hundredth of the time that the steps have taken. A step that has to be captured anew again and again is told of once, and
+then left to the caller's own loop.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowtide.api.home import send_home
-from lowtide.api.maker import Family, StepMaker
-from lowtide.api.other_shapes import captured, change_of_kind, read_unlike
+from lowtide.api.maker import Family, StepMaker, captured
+from lowtide.api.other_shapes import change_of_kind, read_unlike
 from lowtide.api.range_maker import RangeMaker
-from lowtide.api.recaptures import Recaptures, SecondLook
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import can_stand_in
@@ -30,6 +36,15 @@ _COUNTS = (
     "a captured step would not count on: from here on steps run as the loop would run them, without lowtide; count outside of the step"
 )
 _MOST_EARLIER = 40  # captures that are remembered
+_SHARE = 0.01  # of the time that steps take
+
+
+class Prepared(NamedTuple):
+    """What a call runs."""
+
+    variant: Variant
+    inputs: list[Any]
+    now: View  # what the caller holds
 
 
 class Lookup:
@@ -55,13 +70,16 @@ class Lookup:
         """What most steps run; the first step of most optimizers, which makes their state, is another program."""
         return self.families[0].variants[-1]
 
-    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> tuple[Variant, list[Any], View] | None:
-        """The program for a call, captured now where there is none, its inputs, and what the caller holds.
+    def prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool) -> Prepared | NewShapeError | None:
+        """What runs for a call, captured now where there is none; for a batch of another shape what is told of that, where it is refused.
 
-        None where the caller's own loop is to run, which `always` is never so. Raises NewShapeError for a batch of another shape.
+        None where the caller's own loop is to run, which `always` is never so.
         """
         with self._turn():
-            now, chosen = self._looked_up(args, kwargs)
+            looked_up = self._looked_up(args, kwargs)
+            if isinstance(looked_up, NewShapeError):
+                return looked_up
+            now, chosen = looked_up
             if self._unseen and not always:
                 return None
             if isinstance(chosen, tuple):
@@ -76,7 +94,7 @@ class Lookup:
                 why = chosen or "is the optimizer's state changed by another thread?"
                 raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
             self.current = chosen[0]
-            return *chosen, now
+            return Prepared(*chosen, now)
 
     def find(self, now: View) -> tuple[Variant, list[Any]] | str:
         """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
@@ -102,7 +120,7 @@ class Lookup:
         """While this lasts what the caller holds is what it is. Processes wait for one another, each of them for one step alone."""
         return nullcontext() if self._peers.several else turn()
 
-    def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str]:
+    def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[View, tuple[Variant, list[Any]] | str] | NewShapeError:
         """What the caller holds now, and what `find` finds for it; processes that train together go on only where all go the same way."""
         try:
             leaves = self._leaves_of(args, kwargs)
@@ -118,7 +136,7 @@ class Lookup:
                 chosen = self._looked_again(chosen[0], args, kwargs) or chosen
         except NewShapeError as error:
             self._peers.meet(f"a new program for {described(error.shape)}")
-            raise
+            return error.with_traceback(None)  # which holds the frames of this call, and the model within
         except Exception as error:
             self._peers.refuse(error)
             raise
@@ -131,7 +149,7 @@ class Lookup:
         """Capture the program as it is now; it becomes the one whose plan is shown."""
         self._maker.capturing.note_numbers(self.current.premises.other_numbers())
         number = 1 + max(family.number for family in self.families)
-        new = dataclasses.replace(captured(self._maker, args, kwargs), number=number)
+        new = dataclasses.replace(captured(self._maker.make, args, kwargs), number=number)
         self.families = [new, *self.families[:_MOST_EARLIER]]
         if self.batch.unread and self._reads(args, kwargs, self.batch.unread_in(args, kwargs)):
             # It may read what the others did not: then it is for the values of this batch.
@@ -186,3 +204,98 @@ class Lookup:
         """Which of the programs a variant is, as on all ranks."""
         family = self._family_of(variant)
         return f"{family.number}.{family.variants.index(variant)}"
+
+
+class SecondLook:
+    """Of one captured program. `timed`: later looks keep to their share of time; not for several processes, which look together."""
+
+    def __init__(self, policy: str, *, timed: bool) -> None:
+        self._always, self._timed = policy == "always", timed
+        self._calls, self._at = 0, math.inf if policy == "never" else 2
+        self._seen = 1
+        self._spent_s, self._last_s, self._steps_s = 0.0, 0.0, 0.0
+
+    def due(self) -> bool:
+        """Whether the call that comes now is to be looked at. Asked once by each call."""
+        self._calls += 1
+        return self._is_due(self._calls)
+
+    def begin(self) -> None:
+        """The call that comes now is the first one: the program was captured for it."""
+        self._calls = 1
+
+    @property
+    def comes(self) -> bool:
+        """Whether a look is due at the call that comes next; where none is, that counts as one."""
+        if self._is_due(self._calls + 1):
+            return True
+        self._calls += 1
+        return False
+
+    def took(self, seconds: float) -> str:
+        """A look took so long. Since when the program may have been another, in words."""
+        before, self._seen, self._last_s = self._seen, self._calls, seconds
+        if self._at > 2:  # that at the second call is part of making the step
+            self._spent_s += seconds
+        self._at = 2 if self._always else 2 * self._calls - 1
+        return f"the program is not what it was {self._calls - before} calls ago"
+
+    def ran(self, seconds: float) -> None:
+        self._steps_s += seconds
+
+    def _is_due(self, call: int) -> bool:
+        if call < self._at:
+            return False
+        first = self._at == 2 or self._always or not self._timed
+        return first or self._spent_s + self._last_s <= _SHARE * self._steps_s
+
+
+_IN_A_ROW = 3  # captures for one cause
+_SETTLED = 8  # calls in a row that found their programs: a row is over
+_MOST_CAUSES = 4096
+_REMEDY = "keep what changes from step to step in a buffer or in a tensor of the batch, or where the program does not read it"
+
+
+class Recaptures:
+    """Whether a call for which there is no program is captured.
+
+    Where one cause has had three calls in a row captured, it is captured no more, but for what comes again: programs for that serve.
+    """
+
+    def __init__(self) -> None:
+        self._place, self._in_a_row, self._found = "", 0, 0
+        self._given_up: set[str] = set()  # causes
+        self._met: Counter[str] = Counter()
+
+    def none(self) -> None:
+        self._found += 1
+        if self._found >= _SETTLED:
+            self._in_a_row = 0
+
+    def allows(self, change: str, *, always: bool) -> bool:
+        """Whether a call is to be captured, because of `change`: "attribute 'rate' of 'head' was 1.0 and is 2.0".
+
+        Warns where a cause is given up. `always`: nothing else than a capture can serve the call.
+        """
+        self._found = 0
+        place = change.partition(" was ")[0].partition(" gives ")[0].partition(" has changed")[0]
+        if place in self._given_up:
+            return always or self._comes_again(change)
+        self._in_a_row = self._in_a_row + 1 if place == self._place else 1
+        self._place = place
+        if self._in_a_row <= _IN_A_ROW:
+            return True
+        self._given_up.add(place)
+        self._met[change] += 1
+        then = "each call is captured anew" if always else "calls that no program is for run as the loop would run them, without lowtide"
+        why = f": {change}" if change else ""
+        warn(f"lowtide has captured the step anew in {_IN_A_ROW} calls in a row{why}. From here on {then}; {_REMEDY}")
+        return always
+
+    def _comes_again(self, change: str) -> bool:
+        """Whether what is there now was met before: at its second time, its fourth, its eighth, as it may only read alike."""
+        if len(self._met) >= _MOST_CAUSES:
+            self._met.clear()
+        self._met[change] += 1
+        count = self._met[change]
+        return count > 1 and count & (count - 1) == 0

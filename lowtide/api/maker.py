@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,8 +11,8 @@ from lowtide.api.arguments import detached
 from lowtide.api.captures import Captures
 from lowtide.api.processes import agreed_plans, compare_programs
 from lowtide.api.variant import Variant
-from lowtide.base.garbage import collected_seldom
-from lowtide.base.stages import Stages
+from lowtide.base.messages import Stages
+from lowtide.base.process import collected_seldom
 from lowtide.capture.batches import with_stand_ins
 from lowtide.capture.care.failures import programs_own
 from lowtide.capture.care.turns import interrupts_that_can_be_taken
@@ -33,10 +33,10 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
 from lowtide.planning.replan import SavedStep, as_saved
-from lowtide.planning.request import Budget, Limit, Memory, Request
+from lowtide.planning.request import Budget, Limit, Request
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.regions.compilation import times_ns
-from lowtide.regions.workers import begun_ahead
+from lowtide.regions.inductor import begun_ahead
 from lowtide.remat.sweep import Sweep
 from lowtide.runtime.graphs.capturable import graph_bytes
 from lowtide.runtime.premises import Premises
@@ -198,11 +198,11 @@ class StepMaker:
 
     def for_other_shapes(self, family: Family) -> StepMaker:
         """The maker for batches of other shapes: a share of eager's peak is as many bytes as it is for this family."""
-        memory = self.settings.limit.memory
-        if memory is None:
-            return self
-        fixed = Memory(memory.of_peak(family.programs[-1].eager_peak_bytes))
-        return replace(self, settings=replace(self.settings, limit=replace(self.settings.limit, memory=fixed)))
+        return self.with_share_of(family.programs[-1].eager_peak_bytes)
+
+    def with_share_of(self, eager_peak_bytes: int) -> StepMaker:
+        """The maker under a limit of bytes in the place of a share of so many."""
+        return replace(self, settings=replace(self.settings, limit=self.settings.limit.fixed(eager_peak_bytes)))
 
     @interrupts_that_can_be_taken()
     def _planned(self, family: Family) -> Family:
@@ -310,6 +310,17 @@ class StepMaker:
             exact=self.settings.exact,
         )
         return replace(request, links=self.machine.links(captured)) if budget.is_limit else request
+
+
+def captured(make: Callable[..., Family], args: tuple[Any, ...], kwargs: dict[str, Any], *, own: bool = True) -> Family:
+    """What a maker makes of the caller's objects and this batch as they are now. `own`: what the program itself raises is raised."""
+    try:
+        return make(*detached(args, kwargs))
+    except CaptureError as error:
+        its_own = programs_own(error) if own else None
+        if its_own is None:
+            raise
+    raise its_own
 
 
 def _variant(captured: CapturedStep, plan: Plan, premises: Premises, trains: bool) -> Variant:

@@ -12,9 +12,8 @@ from torch import nn
 from lowtide.api.arguments import check_arguments, check_memories, check_scaler, check_state_on_host
 from lowtide.api.captures import Captures
 from lowtide.api.options import Run, Training
-from lowtide.base.garbage import collected_seldom
-from lowtide.base.messages import bytes_text, time_text
-from lowtide.base.stages import Stages, wants_progress
+from lowtide.base.messages import Stages, bytes_text, time_text, wants_progress
+from lowtide.base.process import collected_seldom
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import torch_optimizer
 from lowtide.capture.program import TrainingProgram
@@ -106,7 +105,7 @@ def needs(
             raise ValueError(f"cards: expected GPUs, whose memory is known, got {getattr(each, 'name', each)!r}")
     devices.sort(key=lambda each: each.memory_bytes)
     limit = Limit.of(memory)
-    if limit.memory is not None:
+    if limit.is_of_memory:
         raise ValueError(
             f'memory: expected a limit of the host alone, such as {{"host": "48GiB"}}, as cards are the others; got {memory!r}'
         )

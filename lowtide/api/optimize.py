@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arena import StepArena
 from lowtide.api.arguments import (
     check_kernels,
     check_memories,
@@ -20,17 +19,15 @@ from lowtide.api.arguments import (
     warn_of_nowhere_to_swap,
 )
 from lowtide.api.captures import Captures
-from lowtide.api.graphs import GraphWish
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import AUTO, check_uncut, met_so_far, varying_of
 from lowtide.api.options import Parallel, Planning, Run, Shapes, Training, told_in_values
 from lowtide.api.processes import ProcessGroupSetup
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.step import Step
-from lowtide.api.step_memory import StepMemory
+from lowtide.api.step_memory import GraphWish, StepArena, StepMemory
 from lowtide.base.files import read_utf8
-from lowtide.base.messages import bytes_text
-from lowtide.base.stages import Stages, wants_progress
+from lowtide.base.messages import Stages, bytes_text, wants_progress
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import counters_of
 from lowtide.capture.program import TrainingProgram
@@ -38,7 +35,7 @@ from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
 from lowtide.planning.replan import SavedStep
-from lowtide.planning.request import Limit, Memory, MemoryLimits
+from lowtide.planning.request import Limit, MemoryLimits
 from lowtide.ranges.save import WrittenRange, is_range, read_range
 from lowtide.runtime.batch import BatchSpec
 from lowtide.schedule import Auto
@@ -67,7 +64,7 @@ def loaded(plan: Plan | str | os.PathLike[str] | None, dynamic: Any) -> tuple[Pl
 
 def limit_of(saved: WrittenRange) -> Limit:
     """What plans of a range keep to."""
-    return Limit(None if saved.memory_bytes is None else Memory(saved.memory_bytes), saved.latency)
+    return Limit(saved.memory_bytes, saved.latency)
 
 
 def _remedy(text: str) -> str:
@@ -113,7 +110,7 @@ def optimize(
     batch: an example of what each call will get, same shapes, strides and dtypes. A tuple or list is passed on as positional arguments, a
         mapping as keyword arguments, anything else as the one argument. Calls take it the same way: `step(*batch)`, `step(**batch)`,
         `step(batch)`.
-    loss: `loss(model, *batch)`, returns the scalar to be differentiated, or a tuple that starts with it, or an object with a `.loss`.
+    loss: `loss(model, *batch)`, returns the scalar to be differentiated, a tuple that starts with it, or an object or dict with a `loss`.
         What it returns, detached, is what each call returns.
     optimizer: any torch optimizer whose step is plain arithmetic on tensors and hyper-parameters. Those are read at each call. In a list
         (`[muon, adamw]`) all of them step, in this order, each its own parameters.

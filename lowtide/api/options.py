@@ -12,7 +12,7 @@ from torch import nn
 
 from lowtide.api.notation import AUTO
 from lowtide.api.processes import SHARDS
-from lowtide.base.stages import Callback
+from lowtide.base.messages import Callback
 from lowtide.capture.batches import BATCHES
 from lowtide.cost.device import Device
 from lowtide.cost.presets import preset

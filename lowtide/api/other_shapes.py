@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from lowtide.api.arguments import detached
-from lowtide.api.maker import Family, StepMaker
+from lowtide.api.maker import Family, StepMaker, captured
 from lowtide.api.notation import Seen, shapes_of
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import micro_batches
-from lowtide.capture.care.failures import programs_own
 from lowtide.capture.data.facts import Facts, brief
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
@@ -161,7 +160,7 @@ class OtherShapes(Generic[S]):
             self._apart.move_to_end(error.shape)
             return self._apart[error.shape]
         maker = self._maker.for_other_shapes(newest)
-        step = self._make(maker, self._spec(args, kwargs), captured(maker, args, kwargs, own=self.limited))
+        step = self._make(maker, self._spec(args, kwargs), captured(maker.make, args, kwargs, own=self.limited))
         self._count += 1  # not before: where that fails, all is as it was
         self._apart[error.shape] = step
         if len(self._apart) > MOST_SHAPES:
@@ -181,7 +180,7 @@ class OtherShapes(Generic[S]):
         assert self.range is not None, "the batch lies in it"
         if len(self._ranged) >= _MOST_RANGED:
             self._ranged.popitem(last=False)
-        family = self.range.known(args, kwargs) or captured(self.range, args, kwargs, own=self.limited)
+        family = self.range.known(args, kwargs) or captured(self.range.make, args, kwargs, own=self.limited)
         steps = self._ranged[error.shape] = self._make(self.range, self._spec(args, kwargs), family)
         return steps
 
@@ -207,14 +206,3 @@ class OtherShapes(Generic[S]):
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchSpec:
         return BatchSpec.of(args, kwargs, self._maker.capturing.device, self._training)
-
-
-def captured(maker: StepMaker | RangeMaker, args: tuple[Any, ...], kwargs: dict[str, Any], *, own: bool = True) -> Family:
-    """Programs for the caller's objects and this batch as they are now. `own`: where the program itself raises, its error is raised."""
-    try:
-        return maker.make(*detached(args, kwargs))
-    except CaptureError as error:
-        its_own = programs_own(error) if own else None
-        if its_own is None:
-            raise
-    raise its_own

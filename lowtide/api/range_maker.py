@@ -18,8 +18,7 @@ from lowtide.api.maker import Family, PlanningSettings, StepMaker
 from lowtide.api.notation import Seen, fixed_beside, guessed, shapes_of
 from lowtide.api.range_part import LimitedRange, RangePart, bounded, in_steps, narrowed, what_on
 from lowtide.base.files import write_whole
-from lowtide.base.messages import warn
-from lowtide.base.stages import Stages
+from lowtide.base.messages import Stages, warn
 from lowtide.capture.batches import largest
 from lowtide.capture.care.turns import interrupts_that_can_be_taken
 from lowtide.capture.data.facts import Facts
@@ -32,7 +31,7 @@ from lowtide.ir.shapes.dimension import FIXED, Dimensions, Varying
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
-from lowtide.planning.request import Limit, Memory
+from lowtide.planning.request import Limit
 from lowtide.planning.warm_up import compile_ahead, warm_up_planning
 from lowtide.ranges.save import WrittenRange, part_for, refuse_other, written_range
 from lowtide.remat.sweep import Sweep
@@ -272,11 +271,9 @@ class RangeMaker:
         return self._served[0]
 
     def _fix_share(self, region: RangePart) -> None:
-        memory = self.settings.limit.memory
-        if memory is not None and memory.share is not None:
+        if self.settings.limit.share is not None:
             granule_bytes = self._maker.machine.granule_bytes(region.captured[-1])
-            fixed = Memory(memory.of_peak(region.planner.eager_peak_bytes(granule_bytes)))
-            self._maker = replace(self._maker, settings=replace(self.settings, limit=replace(self.settings.limit, memory=fixed)))
+            self._maker = self._maker.with_share_of(region.planner.eager_peak_bytes(granule_bytes))
 
     def _is_for_now(self, family: RangeFamily, leaves: Sequence[Any]) -> bool:
         """Whether one of the programs is that for what the caller holds now."""

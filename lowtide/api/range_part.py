@@ -16,12 +16,12 @@ from lowtide.ir.graph import Value
 from lowtide.ir.result_specs import same_strides
 from lowtide.ir.shapes.conditions import Condition, Holds, all_hold, part_of_range, steps_of_range
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
-from lowtide.ir.shapes.evaluate import CompiledSizes, compiled, size_at
+from lowtide.ir.shapes.points import CompiledSizes, compiled, size_at
 from lowtide.ir.sizes import Size
 from lowtide.planning.machine import Machine
 from lowtide.planning.request import Request
+from lowtide.ranges.candidate import all_ranged
 from lowtide.ranges.family import Member, PlanFamily
-from lowtide.ranges.measurements import all_ranged
 from lowtide.ranges.planner import RangePlanner
 from lowtide.ranges.save import WrittenPart, planner_of
 from lowtide.runtime.premises import Premises

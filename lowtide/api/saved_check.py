@@ -25,7 +25,7 @@ import torch
 from lowtide.cost.operators import argument, of_torch, operator
 from lowtide.cpu.checks import check_region, is_constant, shapes_of
 from lowtide.cpu.expressions import name_of
-from lowtide.cpu.known import ATTENTION, NORMS, following
+from lowtide.cpu.regions import ATTENTION, NORMS, following
 from lowtide.errors import CheckError, FormatError, of_kind
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.check.graph_check import check_graph, check_order

@@ -11,17 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from lowtide.api.arena import ArenaReport
 from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.home import fetch, refuse_steps_without_state
-from lowtide.api.lookup import Lookup
+from lowtide.api.lookup import Lookup, Prepared
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen
 from lowtide.api.other_shapes import OtherShapes, run_eagerly
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.save import freeze, save
-from lowtide.api.step_memory import NewMemory, StepMemory
+from lowtide.api.step_memory import ArenaReport, NewMemory, StepMemory
 from lowtide.api.variant import Variant
 from lowtide.api.verify import MeasuredStep, Verification, verified
 from lowtide.base.files import write_whole
@@ -35,7 +34,6 @@ from lowtide.planning.request import Limit, MemoryLimits, sweeps_of
 from lowtide.report import save as save_report
 from lowtide.report import svg
 from lowtide.runtime.batch import BatchSpec, NewShapeError, shape_of
-from lowtide.runtime.caller import View
 from lowtide.runtime.graphs.steps import GraphReport, StepGraphs
 from lowtide.runtime.program import undisturbed
 from lowtide.runtime.ranks import Peers, gathered
@@ -168,13 +166,12 @@ class Step:
         self._for_good(partial(save, path), args, kwargs)
 
     def _for_good(self, make: Callable[[Variant, BatchSpec, Sequence[Any]], T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        try:
-            variant, inputs, now = self._prepare(args, kwargs)
-        except NewShapeError as error:
-            return self._made_for(error, args, kwargs)._for_good(make, args, kwargs)
+        prepared = self._prepare(args, kwargs)
+        if isinstance(prepared, NewShapeError):
+            return self._made_for(prepared, args, kwargs)._for_good(make, args, kwargs)
         self._again = None
-        self._caller.end_step(self._run(variant, inputs, now, self._memory.graphs)[1])
-        return make(variant, self._lookup.batch, inputs)
+        self._caller.end_step(self._run(prepared, self._memory.graphs)[1])
+        return make(prepared.variant, self._lookup.batch, prepared.inputs)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write what runs, for people and for other tools, as the path ends.
@@ -252,27 +249,21 @@ class Step:
         known = self._others.known(lambda: shape_of(args, kwargs))
         if known is not None:
             return known(*args, **kwargs)
-        try:
-            prepared = self._lookup.prepared(args, kwargs, always=self._others.limited)
-        except NewShapeError as error:
-            reshaped = error.with_traceback(None)
-        else:
-            if prepared is None:
+        match self._lookup.prepared(args, kwargs, always=self._others.limited):
+            case None:
                 return self._run_eagerly(args, kwargs, begun=True)
-            variant, inputs, now = prepared
-            began = time.perf_counter()
-            result, stepped = self._run(variant, inputs, now, self._memory.graphs)
-            self._lookup.check.ran(time.perf_counter() - began)
-            self._caller.end_step(stepped)
-            self._again = self._like_this(variant, inputs)
-            return result
-        if self._obstacle:
-            raise StepError(self._obstacle)
-        try:
-            other = self._others.find(reshaped, self._lookup.families[0], args, kwargs)
-        finally:
-            del reshaped  # or what it is raised with holds this frame, which holds it: a circle, and the model within
-        return self._run_eagerly(args, kwargs) if other is None else other(*args, **kwargs)
+            case Prepared() as prepared:
+                began = time.perf_counter()
+                result, stepped = self._run(prepared, self._memory.graphs)
+                self._lookup.check.ran(time.perf_counter() - began)
+                self._caller.end_step(stepped)
+                self._again = self._like_this(prepared)
+                return result
+            case reshaped:
+                if self._obstacle:
+                    raise StepError(self._obstacle)
+                other = self._others.find(reshaped, self._lookup.families[0], args, kwargs)
+                return self._run_eagerly(args, kwargs) if other is None else other(*args, **kwargs)
 
     def measure(self, *args: Any, **kwargs: Any) -> MeasuredStep:
         """Run once under the profiler: the peak in bytes as the allocator counts them, with what is resident, as the plan promises it.
@@ -280,10 +271,10 @@ class Step:
         `step.plan` then shows it beside the promise. This is a step like any other: a training step trains, and a UserWarning says so.
         Raises StepError for an optimizer's first step, and as a call does.
         """
-        try:
-            variant, inputs, now = self._prepare(args, kwargs)
-        except NewShapeError as error:
-            return self._made_for(error, args, kwargs).measure(*args, **kwargs)
+        prepared = self._prepare(args, kwargs)
+        if isinstance(prepared, NewShapeError):
+            return self._made_for(prepared, args, kwargs).measure(*args, **kwargs)
+        variant = prepared.variant
         if variant is not self._lookup.main:
             raise StepError("the first step of this optimizer makes its state, unlike the later ones: call the step once, then measure")
         device = max((value.storage.device for value in variant.captured.graph.inputs), default="cpu")
@@ -291,7 +282,7 @@ class Step:
         if variant.program.gradients:
             warn(_TRAINS)
         self.empty_arena()  # it is a part of what the run takes
-        taken = measure_memory(lambda: done.append(self._run(variant, inputs, now, graphs=None)), device)
+        taken = measure_memory(lambda: done.append(self._run(prepared, graphs=None)), device)
         resident_bytes = variant.plan.resident_bytes
         pinned_bytes = 0 if variant.program.host is None else variant.program.host.taken_bytes
         measured = MeasuredStep(resident_bytes + taken.above_bytes, resident_bytes, taken.end_bytes, pinned_bytes)
@@ -347,24 +338,24 @@ class Step:
         self.fetch_state()
         return run_eagerly(self._caller.model, self._maker.capturing.program, args, kwargs, begun=begun)
 
-    def _run(self, variant: Variant, inputs: Sequence[Any], now: View, graphs: StepGraphs | None) -> tuple[Any, bool]:
+    def _run(self, prepared: Prepared, graphs: StepGraphs | None) -> tuple[Any, bool]:
         with self._peers.in_step():
-            return variant.run(inputs, now, self._memory.arena, graphs)
+            return prepared.variant.run(prepared.inputs, prepared.now, self._memory.arena, graphs)
 
-    def _like_this(self, variant: Variant, inputs: Sequence[Any]) -> RepeatedCalls | None:
+    def _like_this(self, prepared: Prepared) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""
-        specs, caller = self._lookup.batch.specs, self._caller
+        variant, specs, caller = prepared.variant, self._lookup.batch.specs, self._caller
         own = self._memory.arena is not None or self._memory.has_graphs
         if specs is None or own or self._peers.several or caller.optimizer is not None or caller.counters:
             return None
-        return None if variant.inference is None else RepeatedCalls(variant.inference, variant.premises, specs, inputs)
+        return None if variant.inference is None else RepeatedCalls(variant.inference, variant.premises, specs, prepared.inputs)
 
     def _made_for(self, error: NewShapeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         """The step for a batch of another shape, whatever the policy says."""
         return self._others.step_for(error, self._lookup.families[0], args, kwargs)
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Any], View]:
-        """The program for a call, captured now where there is none."""
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared | NewShapeError:
+        """What runs for a call, captured now where there is none."""
         prepared = self._lookup.prepared(args, kwargs, always=True)
         assert prepared is not None, "it is captured in any case"
         return prepared

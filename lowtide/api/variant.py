@@ -26,7 +26,7 @@ from lowtide.ir.graph import Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_collective, is_transfer
 from lowtide.lower.numbers import NumberTensors
 from lowtide.lower.python import lower, positions
-from lowtide.lower.transfers import swaps
+from lowtide.lower.statements import swaps
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
 from lowtide.regions.compilation import compiled_runners

@@ -21,6 +21,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import is_random
+from lowtide.kernels.recurrent import draws_apart
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 
@@ -195,7 +196,7 @@ def _run(variant: Variant, graph: Graph, given: list[Any], order: Sequence[int] 
     problem = symbolic_problem(graph).structure if graph.dimensions else order_problem(graph)
     reuses = [-1] * len(steps) if order is None else simulate(problem, steps).reuses.tolist()
     devices = {value.storage.device for value in graph.inputs if value.storage.device.startswith("cuda")}
-    with torch.random.fork_rng([torch.device(device) for device in devices]):
+    with draws_apart(devices):
         return list(replace(variant.program, source=lower(Decision(graph, steps, tuple(reuses))))(given))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import gc
 import threading
 import types
@@ -17,7 +16,6 @@ from typing import Any
 ABSENT = "not there"
 LENGTH = object()  # in place of a key: how many items there are
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
-CACHED: Any = type(functools.lru_cache(lambda: None))  # what a function becomes that remembers its answers
 _HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
 _DICTIONARIES = (dict, OrderedDict)
 _TABLES = ("_modules", "_parameters", "_buffers")  # of a torch module, which finds there what it has no attribute for
@@ -194,11 +192,6 @@ def in_context(variable: contextvars.ContextVar[Any]) -> Any:
         return variable.get()
     except LookupError:
         return ABSENT
-
-
-def answers(cached: Any) -> dict[Any, Any]:
-    """What such a function remembers, by its arguments. Only the collector of garbage gets to see it, before the attributes."""
-    return [each for each in gc.get_referents(cached) if type(each) is dict and each is not attributes(cached)][-1]
 
 
 def _tables_with(item: Any, name: str) -> Iterator[tuple[Mapping[str, Any], bool]]:

@@ -15,14 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture import operators
-from lowtide.capture.blocks import Block, Names, address, geometry, is_lazy
+from lowtide.capture import calls
+from lowtide.capture.blocks import Block, Ends, Names, address, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.care.generators import is_default, which
 from lowtide.capture.care.instances import lies_in_array
 from lowtide.capture.data.batch_counts import BatchCounts
 from lowtide.capture.effects.containers import LeavingError
-from lowtide.capture.ends import Ends
 from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line
@@ -382,7 +381,7 @@ class Draft:
             return None if is_default(item) else self._generator(item)
         if (atom := atom_of(item)) is not None:
             return atom
-        name = operators.name_of(func) if func is not None else "an operator"
+        name = calls.name_of(func) if func is not None else "an operator"
         remedy = _QUANTISED if isinstance(item, torch.ScriptObject) else ""
         raise CaptureError(f"{name} at {users_line()} has an argument of type {type(item).__name__}, which a graph cannot hold{remedy}")
 

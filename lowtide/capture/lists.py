@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import _foreach_supported_types as _of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as _of_others
 
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.capture.blocks import address
 from lowtide.capture.calls import tensors_in
 from lowtide.capture.care.turns import undoing
@@ -68,12 +68,12 @@ class ListCall(NamedTuple):
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: Draft) -> Callable[[], Any] | None:
     """What calls others in the place of a call over lists, and gives its result; None where it is one call already, or none over lists."""
     base = func._schema.name.removeprefix("aten::")
-    updates = bool(operators.row(func).gradients)
+    updates = bool(calls.row(func).gradients)
     if not updates and not base.startswith(_FOREACH):
         return None
     if kwargs.get("grad_scale") is not None:
         raise CaptureError(
-            f"operator {operators.name_of(func)} at {users_line()} divides gradients by a scale while it updates: unscale them before it"
+            f"operator {calls.name_of(func)} at {users_line()} divides gradients by a scale while it updates: unscale them before it"
         )
     first = next(item for item in args if isinstance(item, (list, tuple)))
     makes = updates and not all(map(draft.owns, tensors_in(args[2:-1] if len(args) > 3 else args[2:])))
@@ -85,11 +85,11 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], draft: 
         return lambda: _first_update(func, args, kwargs, draft)
     if single is None and len(groups) <= 1:
         return None
-    calls = [ListCall(single or func, *_taken(group, len(first), args, kwargs, single is None), group, single is None) for group in groups]
+    parts = [ListCall(single or func, *_taken(group, len(first), args, kwargs, single is None), group, single is None) for group in groups]
 
     def one_by_one() -> list[torch.Tensor] | None:
-        results = [call.op(*call.args, **call.kwargs) for call in calls]
-        return _together(calls, results) if func._schema.returns else None
+        results = [call.op(*call.args, **call.kwargs) for call in parts]
+        return _together(parts, results) if func._schema.returns else None
 
     return one_by_one
 
@@ -101,21 +101,21 @@ def _first_update(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
     wanted = {"aten.empty_like.default" if "is_first_step" in kwargs else "aten.zeros_like.default"}
     if makers != wanted or not kwargs.get("is_first_step", True) or any(map(draft.owns, states)):
         raise CaptureError(
-            f"operator {operators.name_of(func)} at {users_line()} updates a state that this step has made in another way than torch's "
+            f"operator {calls.name_of(func)} at {users_line()} updates a state that this step has made in another way than torch's "
             "optimizers do: make it before the step"
         )
-    form = operators.resolve(f"{operators.row(func).first}.{func._overloadname}")
+    form = calls.resolve(f"{calls.row(func).first}.{func._overloadname}")
     settings = {key: item for key, item in kwargs.items() if key not in ("is_first_step", "grad_scale", "found_inf")}
     results = form(args[0][0], args[1][0], *(steps[0] for steps in args[5:]), **settings)
     for state, result in zip(states, tensors_in([results]), strict=True):
         draft.renew(state, draft.value(result))
 
 
-def _together(calls: Sequence[ListCall], results: Sequence[Any]) -> list[torch.Tensor]:
+def _together(parts: Sequence[ListCall], results: Sequence[Any]) -> list[torch.Tensor]:
     """What a call over lists returns, of what its parts return."""
     pieces = {
         at: piece
-        for call, result in zip(calls, results, strict=True)
+        for call, result in zip(parts, results, strict=True)
         for at, piece in zip(call.positions, result if call.listed else (result,), strict=True)
     }
     return [pieces[at] for at in sorted(pieces)]

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from lowtide.base.garbage import set_aside
 from lowtide.base.places import Position
+from lowtide.base.process import set_aside
 from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.between_steps import on_the_host
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import following
-from lowtide.capture.care.gradients import none_left_on, on_the_callers_own, refuse_strangers
-from lowtide.capture.care.hooks import hooks_of_parameters
+from lowtide.capture.care.hooks import hooks_of_parameters, none_left_on, on_the_callers_own, refuse_strangers
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
@@ -35,7 +34,7 @@ from lowtide.capture.effects.outputs import OutputRecorder, containers_of
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import UndecidedError
-from lowtide.capture.optimizers.scaler import ScalerTrace, stop_if
+from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
 from lowtide.capture.results import NumbersLater, beside, checked_loss, holds_fakes, joined, share_of, with_loss
@@ -145,7 +144,7 @@ def _captured(
             FlagRecorder(memos).put_back()
             follower.forget()
             # without variables of functions that the program makes, as hooks that a forward adds
-            watched = (at for at in beside.places if not isinstance(at.holder, CellType) or not holds_fakes(at.now()))
+            watched = (at for at in beside.places if not holds_fakes(at.now() if isinstance(at.holder, CellType) else at.name))
             beside = replace(beside, places=tuple(watched))
             watch.refuse_survivors()
             if leaving is not None:

@@ -23,24 +23,24 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.capture import lists, operators
+from lowtide.capture import calls, lists
 from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
 from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
-from lowtide.capture.care.generators import draw
+from lowtide.capture.care.generators import copies, draw
 from lowtide.capture.care.harm import in_order_of_harm
+from lowtide.capture.care.instances import refuse_remembered
 from lowtide.capture.control import Scripts
 from lowtide.capture.data import data_shapes as shaped
 from lowtide.capture.data.batch_counts import is_count_of_batches
-from lowtide.capture.data.reader import Reader
+from lowtide.capture.data.facts import Reader
 from lowtide.capture.draft import CallArguments, Draft
 from lowtide.capture.effects.data import Data
-from lowtide.capture.formulas import eager_memory
-from lowtide.capture.formulas.autocast import calls_within
+from lowtide.capture.formulas import gradients, recurrent
+from lowtide.capture.formulas.dispatch import calls_within
 from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED
 from lowtide.capture.ranks.wholes import WholeTensors
 from lowtide.capture.real import not_remembered, run
-from lowtide.capture.repeats import copies
 from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
@@ -65,7 +65,7 @@ def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
 
 def _acts(node: Node) -> bool:
     """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
-    return node.op == STOP or bool(node.writes) or not node.outputs or operators.node_is_random(node)
+    return node.op == STOP or bool(node.writes) or not node.outputs or calls.node_is_random(node)
 
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode):
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
-        self._draws, self._collectives, self._sums = _Chain(), _Chain(), eager_memory.GradientSums()
+        self._draws, self._collectives, self._sums = _Chain(), _Chain(), gradients.GradientSums()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
         kept, results = iter(graph.nodes), {value for node in graph.nodes for value in node.results}
         recorded = _behind(self.stop, self.draft.nodes)
         nodes = [next(kept) if not node.results or node.results[0] in results else node for node in recorded]
-        usual, chosen = eager_memory.of_usual_data(nodes, self.draft.ends.rare)
+        usual, chosen = gradients.of_usual_data(nodes, self.draft.ends.rare)
         whole = replace(graph, nodes=usual)
         storages = self.draft.held_storages(whole)
         return replace(storages, summed=storages.summed | chosen, program=None if usual == graph.nodes else whole)
@@ -155,11 +155,11 @@ class Recorder(TorchDispatchMode):
             return self._run(func, types, args, kwargs or {})
         except LowtideError as error:
             if isinstance(error, FixedError) and not error.operator:
-                error = FixedError(error.name, error.equal_to, "" if func in _ASKED_IN_CPP else operators.name_of(func))
+                error = FixedError(error.name, error.equal_to, "" if func in _ASKED_IN_CPP else calls.name_of(func))
             self.refusals.append(error)
             raise error from error.__cause__
         except Exception as error:  # a fake kernel may raise anything: it goes on, and says which operator it came from
-            mark(error, operators.name_of(func))
+            mark(error, calls.name_of(func))
             raise
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,12 +172,12 @@ class Recorder(TorchDispatchMode):
         if self.scripts is not None:
             self.scripts.refuse()
         if func.namespace in CALLED_BY_LAYERS:
-            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {REFUSED}")
+            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} {REFUSED}")
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.draft.literal(args[0])
-        if (writing := eager_memory.form_of(func, args, self.draft)) is not None:
-            return self.__torch_dispatch__(writing, types, args, kwargs)
-        if operators.row(func).view and isinstance(args[0], (bool, int, float, complex)):
+        if (form := gradients.form_of(func, args, self.draft) or recurrent.form_of(func, args)) is not None:
+            return self.__torch_dispatch__(form, types, args, kwargs)
+        if calls.row(func).view and isinstance(args[0], (bool, int, float, complex)):
             args = (self.draft.literal_number(args[0]), *args[1:])  # so a dispatch mode is handed what eager wraps in a tensor
         args, kwargs = self.draft.fake(args), self.draft.fake(kwargs)
         if (within := calls_within(func, args, kwargs, tensors_in((*args, *kwargs.values())))) is not None:
@@ -192,47 +192,47 @@ class Recorder(TorchDispatchMode):
             return self._set(func, args, kwargs)
         if func is torch.ops.aten.resize_.default and "memory_format" not in kwargs and tuple(args[0].shape) == tuple(args[1]):
             return args[0]
-        if operators.changes_geometry_only(func):
+        if calls.changes_geometry_only(func):
             return self._reshape(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and self.draft.read_number is not None:
             return self.draft.read_number(args[0])
         if func is torch.ops.aten._local_scalar_dense.default and is_count_of_batches(args[0]) and self.draft.owns(args[0]):
             return self.draft.counts.read(self.draft.emit_scalar, self.draft.value(args[0]))
-        if operators.row(func).in_memory_order and not args[0].is_contiguous() and covers(args[0]) and not self.draft.owns(args[0]):
+        if calls.row(func).in_memory_order and not args[0].is_contiguous() and covers(args[0]) and not self.draft.owns(args[0]):
             self.__torch_dispatch__(func, types, (in_memory_order(args[0]), *args[1:]), kwargs)
             return args[0]
         if (positions := shaped.without_masks(self, func, args)) is not None:
             return self.__torch_dispatch__(func, types, positions, kwargs)
-        if operators.rounds_number(func, args):
+        if calls.rounds_number(func, args):
             number = self.record(torch.ops.aten.scalar_tensor.default, args[1], dtype=args[0].dtype)
             return self.__torch_dispatch__(torch.ops.aten.mul_.Tensor, types, (args[0], number))
-        rounded = operators.complex_in_place(func, args)
+        rounded = calls.complex_in_place(func, args)
         if rounded is not None and not is_lazy(args[0]) and not self.draft.owns(args[0]):
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], self.__torch_dispatch__(rounded, types, args)))
-        if (laid := operators.in_layout(func, args, kwargs)) is not None and not self.draft.owns(out := kwargs.get("out", args[0])):
+        if (laid := calls.in_layout(func, args, kwargs)) is not None and not self.draft.owns(out := kwargs.get("out", args[0])):
             result = self.__torch_dispatch__(laid[0], types, *laid[1:])
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (out, result))
         if func._schema.is_mutable:
-            args = operators.with_defaults(func, args)
+            args = calls.with_defaults(func, args)
         recorded = self.draft.arguments(func, args, kwargs)
         args, kwargs = without_generators(args, kwargs)
-        written = operators.written_positions(func, args)
+        written = calls.written_positions(func, args)
         self.draft.refuse_writing(targets := targets_of(written, args, kwargs))
         owned = any(map(self.draft.owns, targets))
-        with_writes = operators.form_with_writes(func) if written and not owned else None
+        with_writes = calls.form_with_writes(func) if written and not owned else None
         before = [geometry(target) for target in targets] if owned else []
         functional = None if with_writes else self._functional(func, recorded, written, args, kwargs)
-        if operators.row(func).answers_without_data:
+        if calls.row(func).answers_without_data:
             return shaped.number(self, func, recorded, args)
         try:
-            out = None if operators.row(func).gradients else self._results_of(func, recorded, args, kwargs)
+            out = None if calls.row(func).gradients else self._results_of(func, recorded, args, kwargs)
         except DataDependentOutputException:
             return shaped.number(self, func, recorded, args)
         except DynamicOutputShapeException:
             out = shaped.results(self, func, *recorded)
         if before and before != [geometry(target) for target in targets_of(written, args, kwargs)]:
             raise CaptureError(
-                f"operator {operators.name_of(func)} at {users_line()} gives a tensor of the caller another size: make it of the size that "
+                f"operator {calls.name_of(func)} at {users_line()} gives a tensor of the caller another size: make it of the size that "
                 "it is to have, before the step"
             )
         source = self.draft.sources.current()
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
         """What an operator gives under fake tensors, as the real one does."""
         whole = {self.draft.scalar_of(item) for item in (*args, *kwargs.values()) if type(item) is int}
         given = with_values(recorded, lambda value: 1 if value in whole else value)  # where it is tried, too, it decides a dtype
-        call = Node(operators.name_of(func), given[0], (), given[1])
+        call = Node(calls.name_of(func), given[0], (), given[1])
         return run(func, args, kwargs, call, self.draft.nodes, self.draft.symbols)
 
     def _reshape(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -258,7 +258,7 @@ class Recorder(TorchDispatchMode):
         before = geometry(args[0])
         out = func(*args, **kwargs)
         if self.draft.owns(args[0]) and geometry(args[0]) != before:
-            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} reshapes a tensor of the caller: {_instead_of(func)}")
+            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} reshapes a tensor of the caller: {_instead_of(func)}")
         return out
 
     def _set(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -276,28 +276,30 @@ class Recorder(TorchDispatchMode):
         targets = targets_of(written, args, kwargs)
         if any(map(is_lazy, targets)):
             raise CaptureError(
-                f"operator {operators.name_of(func)} at {users_line()} writes through a lazy conjugate or negative view: write into what "
+                f"operator {calls.name_of(func)} at {users_line()} writes through a lazy conjugate or negative view: write into what "
                 "resolve_conj() or resolve_neg() of it gives"
             )
         if any(map(overlaps_itself, targets)):
-            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} writes to an expanded tensor: clone it first")
+            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} writes to an expanded tensor: clone it first")
         owned = [self.draft.owns(tensor) for tensor in targets]
         if all(owned):
             return None
-        form = operators.functional_form(func)
-        if any(owned) or form is None or operators.written_positions(form, args):
+        for tensor in targets:
+            refuse_remembered(tensor, f"operator {calls.name_of(func)} at {users_line()}")
+        form = calls.functional_form(func)
+        if any(owned) or form is None or calls.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
-            raise CaptureError(f"operator {operators.name_of(func)} at {users_line()} {reason}: {_instead_of(func)}")
-        options = operators.options_like(targets[0]) if operators.is_factory(form) else {}
+            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} {reason}: {_instead_of(func)}")
+        options = calls.options_like(targets[0]) if calls.is_factory(form) else {}
         read = {key: item for key, item in kwargs.items() if key not in written} | options
         keywords = *((key, item) for key, item in recorded[1] if key not in written), *self.draft.arguments(form, (), options)[1]
         return _Functional(form, (recorded[0], keywords), tensors_in(self._results_of(form, (recorded[0], keywords), args, read)))
 
     def _record(self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, source: Source | None) -> None:
-        name, tensors = operators.name_of(func), results_of(func, out)
+        name, tensors = calls.name_of(func), results_of(func, out)
         if any(t is not None and self.draft.is_new(t) for t in tensors) or not tensors:
             outputs = tuple(None if t is None or not self.draft.is_new(t) else self.draft.new_value(t, name) for t in tensors)
-            random, taken = operators.is_random(func, args, kwargs), self.draft.may_take(func, recorded, outputs)
+            random, taken = calls.is_random(func, args, kwargs), self.draft.may_take(func, recorded, outputs)
             node = Node(name, recorded[0], outputs, recorded[1], inplace=taken, source=source)
             if taken and self._sums.has(node, self.draft.nodes, args[0]):
                 self.draft.ends.summed.add(node.results[0].name)
@@ -307,7 +309,7 @@ class Recorder(TorchDispatchMode):
         self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, written: tuple[int | str, ...], source: Source | None
     ) -> None:
         """An operator that writes storages of the caller: it stays as it is, and each written storage goes to its next version."""
-        name = operators.name_of(func)
+        name = calls.name_of(func)
         writes: list[tuple[Value, Value]] = []
         for tensor in targets_of(written, args, kwargs):
             before = self.draft.value(tensor)
@@ -315,7 +317,7 @@ class Recorder(TorchDispatchMode):
                 raise CaptureError(f"operator {name} at {users_line()} writes one storage through two arguments")
             writes.append((before, self.draft.next_version(tensor)))
         outputs = tuple(None if t is None or not self.draft.is_new(t) else self.draft.new_value(t, name) for t in results_of(func, out))
-        random = operators.is_random(func, args, kwargs)
+        random = calls.is_random(func, args, kwargs)
         self._append(Node(name, recorded[0], outputs, recorded[1], writes=tuple(writes), source=source), random)
 
     def _record_functional(
@@ -325,18 +327,18 @@ class Recorder(TorchDispatchMode):
         recorded: Any
         form, recorded, results = functional
         targets = targets_of(written, args, kwargs)
-        random = operators.is_random(func, args, kwargs)
-        any_layout = operators.rounds_once(form, kwargs, results[0]) and results[0].dtype == targets[0].dtype
-        any_layout |= operators.is_factory(form) and not random
+        random = calls.is_random(func, args, kwargs)
+        any_layout = calls.rounds_once(form, kwargs, results[0]) and results[0].dtype == targets[0].dtype
+        any_layout |= calls.is_factory(form) and not random
         if (random or isinstance(written[0], str)) and not any_layout and not all(map(same_layout, targets, results)):
             raise CaptureError(
-                f"operator {operators.name_of(func)} at {users_line()} writes into another layout or dtype than it makes by itself, which "
+                f"operator {calls.name_of(func)} at {users_line()} writes into another layout or dtype than it makes by itself, which "
                 "may give other bits: use its result, and copy_ it where it is wanted"
             )
-        name = operators.name_of(form)
+        name = calls.name_of(form)
         if len(targets) == 1 and covers(targets[0]) and geometry(results[0])[:3] == geometry(targets[0])[:3]:
             outputs: tuple[Value, ...] = (self.draft.new_value(results[0], name),)
-            own = () if isinstance(written[0], str) else ((values_of(recorded[0][written[0]])[0], operators.name_of(func)),)
+            own = () if isinstance(written[0], str) else ((values_of(recorded[0][written[0]])[0], calls.name_of(func)),)
             inplace = own + self.draft.may_take(form, recorded, outputs)
             self._append(Node(name, recorded[0], outputs, recorded[1], inplace=inplace, source=source), random)
             self.draft.renew(targets[0], outputs[0])
@@ -364,16 +366,16 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """An operator that writes storages of the step beside what it returns: its functional form returns both."""
         op, own = form
-        targets = targets_of(operators.written_positions(func, args), args, kwargs)
+        targets = targets_of(calls.written_positions(func, args), args, kwargs)
         results = [*results, *map(torch.empty_like, targets)]  # the functional form clones what it writes
         if not all(map(same_layout, targets, results[own:])):
             raise CaptureError(
-                f"operator {operators.name_of(func)} at {users_line()} writes into a layout that it does not make by itself: make the "
+                f"operator {calls.name_of(func)} at {users_line()} writes into a layout that it does not make by itself: make the "
                 "tensors that it writes contiguous"
             )
-        outputs = tuple(None if result is None else self.draft.new_value(result, operators.name_of(op)) for result in results)
-        random = operators.is_random(func, args, kwargs)
-        self._append(Node(operators.name_of(op), recorded[0], outputs, recorded[1], source=source), random)
+        outputs = tuple(None if result is None else self.draft.new_value(result, calls.name_of(op)) for result in results)
+        random = calls.is_random(func, args, kwargs)
+        self._append(Node(calls.name_of(op), recorded[0], outputs, recorded[1], source=source), random)
         for tensor, update in zip(targets, outputs[own:], strict=True):
             assert update is not None, "what is written is returned"
             if covers(tensor):
@@ -384,7 +386,7 @@ class Recorder(TorchDispatchMode):
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""
         self._sums.note(len(self.draft.nodes))
-        if eager_memory.rare_data.get():
+        if gradients.rare_data.get():
             self.draft.ends.rare.update(value.name for value in node.results)
         if random:
             drawn = draw(node, next((self.draft.generators[value] for value in node.inputs if value in self.draft.generators), None))

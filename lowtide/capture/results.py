@@ -6,6 +6,7 @@ Beside the loss, `after_backward` gives tensors, and numbers read from tensors, 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -24,10 +25,10 @@ from lowtide.ir.operators.row import ITEM
 
 
 def checked_loss(result: Any) -> torch.Tensor:
-    loss = _loss_of(result)
+    loss = loss_of(result)
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(
-            "loss() must return a scalar tensor, a tuple that starts with one, or an object with a `.loss`; it returned a "
+            "loss() must return a scalar tensor, a tuple that starts with one, or an object or dict with a `loss`; it returned a "
             f"{type(result).__name__}"
         )
     if loss.numel() != 1:
@@ -41,9 +42,12 @@ def checked_loss(result: Any) -> torch.Tensor:
     return loss
 
 
-def _loss_of(result: Any) -> Any:
+def loss_of(result: Any) -> Any:
+    """What is differentiated of what a loss function returns; None where that is nothing."""
     if isinstance(result, torch.Tensor):
         return result
+    if isinstance(result, Mapping) and "loss" in result:
+        return result["loss"]
     if hasattr(result, "loss"):
         return result.loss
     return result[0] if isinstance(result, (tuple, list)) and result else None
@@ -54,7 +58,7 @@ def with_loss(result: Any, loss: torch.Tensor) -> Any:
     if isinstance(result, torch.Tensor):
         return loss.detach()
     leaves, rebuild = tree.flatten(result)
-    user_loss = _loss_of(result)
+    user_loss = loss_of(result)
     return tree.unflatten(rebuild, [_detached(loss if leaf.value is user_loss else leaf.value) for leaf in leaves])
 
 

@@ -21,23 +21,20 @@ from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.care.gradients import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
-from lowtide.capture.care.hooks import watched_hooks
+from lowtide.capture.care.hooks import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of, watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.care.snapshots import of_call
-from lowtide.capture.care.turns import replaced
-from lowtide.capture.care.views import module_views
+from lowtide.capture.care.turns import module_views, replaced
 from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing
 from lowtide.capture.data import host
-from lowtide.capture.data.facts import Reading
-from lowtide.capture.data.reader import Reader
+from lowtide.capture.data.facts import Reader, Reading
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
+from lowtide.capture.effects.calls import NumberOperands
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
-from lowtide.capture.effects.operands import NumberOperands
 from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
@@ -45,10 +42,9 @@ from lowtide.capture.formulas import as_eager
 from lowtide.capture.lists import fakes_in_lists
 from lowtide.capture.optimizers.optimizer import Update
 from lowtide.capture.optimizers.scalars import Fact
-from lowtide.capture.optimizers.scaler import ScalerTrace, scalers_refused
+from lowtide.capture.optimizers.wrappers import ScalerTrace, scalers_refused
 from lowtide.capture.ranks.data_parallel import Ranks
-from lowtide.capture.ranks.in_parts import in_parts
-from lowtide.capture.ranks.shards import Shards
+from lowtide.capture.ranks.shards import Shards, in_parts
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.results import Number, is_result
 from lowtide.capture.sizes.numbers import called_with_sizes

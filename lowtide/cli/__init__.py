@@ -1,4 +1,4 @@
-"""The command line: one verb a file, such as `lowtide optimize SPEC` and `lowtide report PLAN.json OUT`; `commands.py` names all.
+"""The command line: verbs such as `lowtide optimize SPEC` and `lowtide report PLAN.json OUT`; `commands.py` names all.
 
 What the commands need takes seconds to import, and is imported only once an interrupt finds somebody to answer it.
 """

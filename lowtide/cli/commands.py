@@ -8,12 +8,9 @@ import sys
 
 import typer
 
-from lowtide.cli.compile import compile_command
-from lowtide.cli.devices import devices_command
 from lowtide.cli.edge import edge_command
-from lowtide.cli.explain import explain_command
-from lowtide.cli.needs import needs_command
-from lowtide.cli.optimize import optimize_command
+from lowtide.cli.needs import devices_command, needs_command
+from lowtide.cli.optimize import compile_command, explain_command, optimize_command
 from lowtide.cli.order import order_command
 from lowtide.cli.place import place_command
 from lowtide.cli.report import report_command

@@ -19,6 +19,7 @@ from lowtide.base.messages import bytes_text, time_text
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_answer
 from lowtide.cli.solvers import facts_table
 from lowtide.edge.output import to_header, to_json
+from lowtide.edge.page import to_page
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.errors import BudgetError, FormatError, LowtideError
 
@@ -105,12 +106,13 @@ def edge_command(
     ] = False,
     json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the plan; - for standard output alone")] = None,
     header: Annotated[str | None, typer.Option(metavar="OUT.h", help="write the offsets as a C header")] = None,
+    page: Annotated[str | None, typer.Option(metavar="OUT.html", help="write a page with a lane for each memory")] = None,
 ) -> None:
     """Order a network and place it in the memories of a small device. What does not fit has exit code 3, and is told what would."""
     try:
-        check_targets({"--json": json_out, "--header": header}, model)
-        if header == STANDARD_OUTPUT:
-            raise FormatError("--header: expected a file")
+        check_targets({"--json": json_out, "--header": header, "--page": page}, model)
+        if STANDARD_OUTPUT in (header, page):
+            raise FormatError(f"{'--header' if header == STANDARD_OUTPUT else '--page'}: expected a file")
         if flash is not None and constants is not None:
             raise FormatError("--constants: expected it without --flash, as the memory has a rate of its own")
         memories = [replace(parse_memory(text), align_bytes=align) for text in memory]
@@ -135,8 +137,9 @@ def edge_command(
             show(Console(), plan, cut=cut)
         if json_out not in (None, STANDARD_OUTPUT):
             write_whole(str(json_out), to_json(plan))
-        if header is not None:
-            write_whole(header, to_header(plan))
+        for target, write in ((header, to_header), (page, to_page)):
+            if target is not None:
+                write_whole(target, write(plan))
     except BudgetError as error:
         typer.echo(f"lowtide: {printable(str(error))}", err=True)
         raise typer.Exit(_DOES_NOT_FIT) from error

@@ -1,9 +1,10 @@
-"""`lowtide needs MODEL`: on which GPUs a model trains, before there is one."""
+"""`lowtide needs MODEL`: on which GPUs a model trains, before there is one. `lowtide devices`: the machines that can be planned for."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +13,8 @@ from rich.table import Table
 
 from lowtide.base.files import write_whole
 from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
+from lowtide.cost.device import Device
+from lowtide.cost.presets import PRESETS
 from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def needs_command(
-    model: Annotated[str, typer.Argument(help="a transformers configuration (folder, config.json), a timm model, or module:function")],
+    model: Annotated[
+        str, typer.Argument(help="a transformers configuration (folder, config.json), a timm model, module:function, or a .lowtide file")
+    ],
     batch_size: Annotated[int | None, typer.Option(min=1, help="examples in a batch, 1 by default")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens of a text, 1024 by default")] = None,
     optimizer: Annotated[
@@ -33,7 +38,15 @@ def needs_command(
     json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
 ) -> None:
-    """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed."""
+    """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed.
+
+    Of a file that `lowtide compile` wrote: what the function takes of this machine's memory once it is loaded.
+    """
+    if model.endswith(".lowtide"):
+        if (batch_size, length, optimizer, dtype, cards, memory, html) != (None,) * 7:
+            refuse(f"{model}: expected no option but --json: a file says by itself what the function is given")
+        _say_of_file(model, json_out)
+        return
     from lowtide.api.needs import needs
     from lowtide.api.options import Run
     from lowtide.cli.workload import builder, users_code
@@ -72,6 +85,19 @@ def needs_command(
         _show(title, answer)
 
 
+def _say_of_file(path: str, json_out: str | None) -> None:
+    from lowtide.api.load import frozen_needs
+
+    try:
+        needs = frozen_needs(path)
+        if json_out is not None:
+            write_json(json_out, asdict(needs))
+    except (LowtideError, OSError) as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        say(f"{path} {needs}")
+
+
 def _called(model: str) -> str:
     """The name of a configuration is its folder's."""
     path = Path(model)
@@ -85,3 +111,64 @@ def _show(title: str, answer: Needs) -> None:
         table.add_row(*map(escape, row))
     Console().print(table)
     say(answer.assumed)
+
+
+def devices_command(
+    measure: Annotated[bool, typer.Option(help="measure this machine, or read what was measured before")] = True,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
+) -> None:
+    """List machines as numbers: rates that their makers state, and those that this machine reaches."""
+    try:
+        check_targets({"--json": json_out})
+        devices = [*(_measured() if measure else []), *PRESETS]
+        if json_out is not None:
+            write_json(json_out, {device.name: _figures(device) for device in devices})
+    except (LowtideError, OSError) as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        _show_devices(devices)
+
+
+def _measured() -> list[Device]:
+    from lowtide.cost.timings import devices_here  # imports torch
+
+    return devices_here()
+
+
+def _figures(device: Device) -> dict[str, Any]:
+    return {
+        "float32_flops_per_s": device.flops_per_s["float32"],
+        "bfloat16_flops_per_s": device.flops_per_s["bfloat16"],
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+        "to_host_bytes_per_s": device.to_host_bytes_per_s,
+        "from_host_bytes_per_s": device.from_host_bytes_per_s,
+        "can_swap": device.can_swap,
+        "launch_us": device.launch_us,
+        "issue_us": device.issue_us,
+        "half_flops": device.half_flops,
+        "efficiency": device.efficiency,
+        "granule_bytes": device.granule_bytes,
+        "memory_bytes": device.memory_bytes,
+    }
+
+
+_UNITS = """matrix products in TFLOP/s; memory and the link to the host, each way, in GB/s; launch in microseconds
+half: MFLOP of an operator that runs at half the rate; reached: the share of its maker's figures that kernels reach"""
+
+
+def _show_devices(devices: list[Device]) -> None:
+    table = Table("device", "float32", "bfloat16", "memory", "link", "launch", "half", "reached", "GiB", caption=_UNITS)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for device in devices:
+        table.add_row(
+            device.name,
+            *(f"{device.flops_per_s[dtype] / 1e12:.3g}" for dtype in ("float32", "bfloat16")),
+            f"{device.bandwidth_bytes_per_s / 1e9:.4g}",
+            f"{device.to_host_bytes_per_s / 1e9:.3g}" if device.can_swap else "none",
+            f"{device.launch_us:.2g}",
+            f"{device.half_flops / 1e6:.2g}" if device.half_flops else "",
+            f"{device.efficiency:.0%}",
+            f"{device.memory_bytes / 2**30:.0f}" if device.memory_bytes else "",
+        )
+    Console().print(table)

@@ -1,4 +1,8 @@
-"""`lowtide optimize SPEC`: a training step in less memory, measured beside eager PyTorch."""
+"""The verbs on a program that SPEC says: in less memory, measured beside eager PyTorch; explained beforehand; or as a file.
+
+`lowtide optimize SPEC` and `lowtide explain SPEC` (where a training step's memory peaks, and what would help) are of training steps,
+`lowtide compile SPEC --out FILE` of an inference function, which runs without the model.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from lowtide.base.files import write_whole
 from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
 from lowtide.errors import LowtideError
+from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
 
 if TYPE_CHECKING:
-    from lowtide.api.compare import Comparison
+    from lowtide.api.compare import Comparison, Workload
+    from lowtide.api.explain import Explanation
     from lowtide.api.step import Step
+    from lowtide.plan.snapshot import Snapshot
     from lowtide.planning.request import MemoryLimits
+
+_TENSORS = 10  # lines of the table
 
 
 def optimize_command(
     spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
     batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AMOUNT",
-            help="the most the step may take: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB",
-        ),
+        str | None, typer.Option(metavar="AMOUNT", help="the most the step may take: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB")
     ] = None,
     latency: Annotated[float | None, typer.Option(help="the most time, as a multiple of that without recomputation: 1.1")] = None,
     exact: Annotated[bool, typer.Option(help="eager's numbers to the last bit; else rewrites may round otherwise")] = True,
@@ -110,7 +117,7 @@ def _check_limits(memory: MemoryLimits, latency: float | None, effort: str) -> N
 
     Effort.of(effort)
     checked_latency(latency)
-    if Limit.of(memory).memory is not None and latency is not None:
+    if Limit.of(memory).is_of_memory and latency is not None:
         refuse("--memory and --latency: expected one limit or none, got both")
 
 
@@ -141,3 +148,124 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
         figures |= {"host_frontier": plan.cost_report.host_frontier}
         figures |= {"frontier": plan.cost_report.frontier, "evictions": [asdict(eviction) for eviction in plan.cost_report.evictions]}
     return figures | ({} if compared is None else compared.figures())
+
+
+def explain_command(
+    spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
+    on: Annotated[str | None, typer.Option(help="with --fake: the device to be followed on, cpu by default; cuda needs no GPU")] = None,
+    fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": the model takes no memory')] = False,
+    memory: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="what it is to fit in: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB")
+    ] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="micro-batches")] = 1,
+    device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
+    swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
+    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
+    effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look: quick, normal or thorough")] = "quick",
+    dynamic: Annotated[
+        str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'')
+    ] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
+) -> None:
+    """Say why a training step does not fit, and what would help, without running it."""
+    # These import torch, which takes seconds: other commands do without it.
+    from lowtide.api.explain import explain
+    from lowtide.api.options import Planning, Run, Shapes, Training
+    from lowtide.cli.workload import builder, dynamic_of, users_code
+
+    try:
+        check_targets({"--json": json_out})
+        with prints_aside(json_out):
+            work = builder(spec, batch_size, fake)()
+            with users_code(spec):
+                explanation = explain(
+                    work.model,
+                    work.batch,
+                    loss=work.loss,
+                    optimizer=work.optimizer,
+                    memory=memory_limits(memory),
+                    training=Training(accumulate=accumulate),
+                    shapes=Shapes(dynamic=dynamic_of(dynamic)),
+                    planning=Planning(effort=effort, device=on, simulate=device),
+                    run=Run(swap=swap, state=state),
+                )
+        if json_out is not None:
+            write_json(json_out, explanation.figures())
+    except (LowtideError, OSError, TypeError, ValueError) as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        _show_explanation(explanation)
+
+
+def _show_explanation(explanation: Explanation) -> None:
+    say(explanation.headline, snapshot_line(explanation.peak))
+    Console().print(_tensors(explanation.peak))
+    say(*explanation.part_lines())
+    table = Table("what would help", "peak", "", "time", "lowtide.optimize(...)")
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in explanation.remedy_rows():
+        table.add_row(*map(escape, row))
+    Console().print(table)
+    say(*explanation.foot_lines())
+
+
+def _tensors(peak: Snapshot) -> Table:
+    """What stands at the peak, the largest first, those of repeated blocks together."""
+    table = Table("bytes", "what", "kind", "made by")
+    groups = alike_at(peak)
+    for column in table.columns:
+        column.overflow = "fold"
+    for group in groups[:_TENSORS]:
+        table.add_row(bytes_text(group.nbytes), *map(escape, (group.spec, group.tensors[0].kind.value, group.origin)))
+    rest = [tensor for group in groups[_TENSORS:] for tensor in group.members]
+    if rest:
+        table.add_row(bytes_text(sum(tensor.nbytes for tensor in rest)), f"{len(rest)} more", "", "")
+    return table
+
+
+def compile_command(
+    spec: Annotated[str, typer.Argument(help="model.py:function, which returns (model, batch), the model in eval mode")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="where the function goes, such as model.lowtide")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
+) -> None:
+    """Generate kernels for inference on a CPU, and write the function with its weights to a file for `lowtide.load_frozen`.
+
+    The file is read again, run on the batch, and compared with eager's result and float64's.
+    """
+    # These import torch, which takes seconds: other commands do without it.
+    from lowtide.api.load import frozen_needs, load_frozen
+    from lowtide.api.optimize import optimize
+    from lowtide.capture.batches import positional_and_keyword
+    from lowtide.cli.workload import builder, users_code
+
+    try:
+        check_targets({"--out": out, "--json": json_out})
+        with prints_aside(json_out):
+            work = builder(spec, batch_size, fake=False)()
+            _check_infers(work, spec)
+            with users_code(spec):
+                step = optimize(work.model, work.batch, exact=False)
+            args, kwargs = positional_and_keyword(work.batch)
+            verification = step.verify(*args, **kwargs)
+            step.save_frozen(out, *args, **kwargs)
+        load_frozen(out)(*args, **kwargs)  # that the file reads, and runs on the batch, is seen here
+        needs = frozen_needs(out)
+        if json_out is not None:
+            deviations = {"deviation": verification.worst.from_eager, "eagers_own": verification.worst.eagers_own}
+            write_json(json_out, asdict(needs) | deviations)
+    except (LowtideError, OSError, ValueError) as error:
+        refuse(error)
+    if json_out != STANDARD_OUTPUT:
+        typer.echo(f"{out} {needs}")
+        typer.echo(verification)
+
+
+def _check_infers(work: Workload, spec: str) -> None:
+    """Exits for a workload that trains, or whose model would draw, or update statistics, as in training."""
+    if work.optimizer is not None:
+        refuse(f"{spec}: expected (model, batch), to infer; got a loss and an optimizer, too: return (model.eval(), batch)")
+    if any(module.training for module in work.model.modules()):
+        refuse(f"{spec}: expected a model in eval mode, got one in training mode: return model.eval()")

@@ -29,10 +29,7 @@ from lowtide.problems.placement import PlaceProblem
 from lowtide.problems.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
 from lowtide.problems.status import Status
 
-SIMPLE: Mapping[str, Greedy] = {
-    "first fit, as they start": Greedy("start"),
-    "first fit, by size": Greedy("size"),
-}
+SIMPLE: Mapping[str, Greedy] = {"first fit, as they start": Greedy("start"), "first fit, by size": Greedy("size")}
 _HURRIED_SECONDS = 0.2  # for both of them together, where the search was to end soon
 
 

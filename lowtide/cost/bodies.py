@@ -18,7 +18,7 @@ from lowtide.ir.bodies import Loop, Region, is_loop, is_region
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import begins_collective, is_collective
 from lowtide.ir.operators.own import SCATTER
-from lowtide.ir.operators.shapes import bytes_of
+from lowtide.ir.operators.row import bytes_of
 
 
 def collective_bytes(nodes: Sequence[Node]) -> Mapping[Node, int]:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lowtide.base.files import locked, read_utf8, write_whole
-from lowtide.base.folders import directory, warn_if_not_cached, warn_not_cached, warn_once
+from lowtide.base.files import directory, locked, read_utf8, warn_if_not_cached, warn_not_cached, warn_once, write_whole
 
 _FORMAT = 1
 _Stamp: TypeAlias = tuple[int, int, int, int]  # of a file as it stands: another one once it is replaced or written to

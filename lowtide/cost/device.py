@@ -19,10 +19,9 @@ from lowtide.cost.bodies import runs_of
 from lowtide.errors import CheckError
 from lowtide.ir.bodies import is_loop, is_region
 from lowtide.ir.graph import Graph, Node
-from lowtide.ir.operators.nodes import begins_collective, is_arithmetic, is_collective, is_transfer, is_view, loads_parts
+from lowtide.ir.operators.nodes import begins_collective, is_arithmetic, is_collective, is_transfer, is_view, loads_parts, row_of
 from lowtide.ir.operators.own import SUM
-from lowtide.ir.operators.shapes import bytes_of, read_bytes
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.row import bytes_of, read_bytes
 from lowtide.ir.sizes import ITEM_BYTES, ROW_BYTES
 
 

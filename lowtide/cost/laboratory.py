@@ -22,8 +22,7 @@ from lowtide.base.messages import warn
 from lowtide.base.release import VERSION
 from lowtide.cost import trial
 from lowtide.cost.cache import Cache
-from lowtide.cost.recipe import Makers, argument_bytes, makers_of, recipe, signature
-from lowtide.cost.trials import Trials
+from lowtide.cost.trials import Makers, Trials, argument_bytes, makers_of, recipe, signature
 from lowtide.errors import FormatError
 from lowtide.ir import result_specs as specs
 from lowtide.ir.graph import Atom, Node

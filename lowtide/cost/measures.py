@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
-from lowtide.ir.shapes.evaluate import CompiledSizes, compiled
+from lowtide.ir.shapes.points import CompiledSizes, compiled
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import Bytes, Ints, OrderProblem
 

@@ -22,9 +22,8 @@ from lowtide.base.kernels import kernel
 from lowtide.errors import CheckError, of_kind
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import homes_of, offloaded_storages
+from lowtide.ir.operators.nodes import homes_of, offloaded_storages, writes_in_place
 from lowtide.ir.operators.row import DROP, LOAD
-from lowtide.ir.operators.table import writes_in_place
 from lowtide.ir.sizes import pinned_block_bytes
 from lowtide.plan.snapshot import LiveTensor, Snapshot, storage_specs
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Task

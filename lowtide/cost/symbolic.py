@@ -26,8 +26,7 @@ from lowtide.cost.memory import counted_storages, lifetimes, order_problem, resi
 from lowtide.errors import CheckError, ShapeError
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.shapes.dimension import Dimensions, checked_point
-from lowtide.ir.shapes.evaluate import CompiledSizes, compiled
-from lowtide.ir.shapes.points import at
+from lowtide.ir.shapes.points import CompiledSizes, at, compiled
 from lowtide.ir.shapes.polynomial import Monomial, Polynomial
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import LIMIT_BYTES, Bytes, Ints, OrderProblem

@@ -83,11 +83,7 @@ class Timings:
 
 
 def measure_timings(
-    nodes: Sequence[Node],
-    rates: Callable[[], Device],
-    *,
-    among: Sequence[Node] | None = None,
-    laboratory: Laboratory | None = None,
+    nodes: Sequence[Node], rates: Callable[[], Device], *, among: Sequence[Node] | None = None, laboratory: Laboratory | None = None
 ) -> Timings:
     """The time of each node on the device of what it makes; of a call that is not known and cannot be run here, by the roofline of `rates`.
 

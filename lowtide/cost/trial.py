@@ -30,6 +30,7 @@ from lowtide.cost.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
 from lowtide.ir.result_specs import pieces_of
 from lowtide.ir.sizes import reach
+from lowtide.kernels.recurrent import draws_apart
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -151,8 +152,7 @@ def aside(device: str, gradients: bool = True) -> Iterator[None]:
     requires any.
     """
     kind = torch.device(device).type
-    devices = [torch.device(device)] if kind == "cuda" else []
-    with torch.random.fork_rng(devices), torch.set_grad_enabled(gradients), torch.autocast(kind, enabled=False), warnings.catch_warnings():
+    with draws_apart([device]), torch.set_grad_enabled(gradients), torch.autocast(kind, enabled=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what an operator says of made-up data concerns nobody
         yield
 

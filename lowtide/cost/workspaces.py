@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from lowtide.base.messages import warn
 from lowtide.cost.bodies import bodies, collective_bytes, inner_peak_bytes
 from lowtide.cost.laboratory import SHOWN, Call, Laboratory, Unmeasured, device_of
-from lowtide.cost.recipe import numbers
+from lowtide.cost.trials import numbers
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import Region, is_loop, is_region
 from lowtide.ir.graph import Node, Storage
@@ -38,11 +38,7 @@ class Workspaces:
 
 
 def measure_workspaces(
-    nodes: Sequence[Node],
-    *,
-    among: Sequence[Node] | None = None,
-    remember: bool = True,
-    laboratory: Laboratory | None = None,
+    nodes: Sequence[Node], *, among: Sequence[Node] | None = None, remember: bool = True, laboratory: Laboratory | None = None
 ) -> Workspaces:
     """The workspace of each node, on the device of what it makes; `among` are all of their graph's, where these are some of them.
 

@@ -18,10 +18,11 @@ from math import prod
 from typing import NoReturn, TypeAlias
 
 from lowtide.cpu.expressions import name_of
-from lowtide.cpu.known import ATTENTION, NORMS, following, is_known, is_plain
+from lowtide.cpu.regions import ATTENTION, NORMS, following, is_known, is_plain
 from lowtide.errors import CheckError, FormatError, of_kind
 from lowtide.ir.bodies import Region
 from lowtide.ir.graph import Arg, Node, Value
+from lowtide.ir.result_specs import is_gapless
 
 TensorShape: TypeAlias = tuple[int, ...]
 
@@ -47,7 +48,11 @@ def check_generated(node: Node, fixed: Collection[Value]) -> None:
             raise FormatError(f"{node.op}: expected a result of shape {shape}, got {value.name} of shape {value.shape}")
         if value is not None and _elements(value.shape) >= _MOST_ELEMENTS:
             raise FormatError(f"{node.op}: expected results of less than 2**31 elements, got {value.name} of shape {value.shape}")
-        if value is not None and not _is_dense(value) and all(value.storage is not given.storage for given in node.inputs):
+        if (
+            value is not None
+            and not is_gapless(value.shape, value.stride)
+            and all(value.storage is not given.storage for given in node.inputs)
+        ):
             raise FormatError(f"{node.op}: expected results without gaps, got {value.name} of shape {value.shape}, strides {value.stride}")
 
 
@@ -75,15 +80,6 @@ def _said(arg: Arg) -> object:
 def _check(node: Node, right: bool, expected: str) -> None:
     if not right:
         _refuse(node, expected)
-
-
-def _is_dense(value: Value) -> bool:
-    reach = 1
-    for step, size in sorted(zip(_ints(value.stride), _ints(value.shape), strict=True)):
-        if size != 1 and step != reach:
-            return False
-        reach *= size
-    return True
 
 
 def _expect(right: bool, expected: str) -> None:

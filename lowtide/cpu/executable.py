@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -24,16 +24,14 @@ from typing import Any
 import torch
 
 from lowtide.base.messages import warn
-from lowtide.cpu.constants import aligned, pack
-from lowtide.cpu.library import Experience, Team, network, team
-from lowtide.cpu.network import Network, Placing, StagedBody, network_of
-from lowtide.cpu.recipes import Packed, Target
+from lowtide.cpu.network import Experience, Network, Placing, StagedBody, Team, network, network_of, team
+from lowtide.cpu.recipes import Packed, Target, aligned, pack
 from lowtide.errors import CheckError, FormatError, there
 from lowtide.ir.bodies import Region
 from lowtide.ir.graph import Value
 from lowtide.lower.interpreter import watched
 from lowtide.problems.placement import PlaceProblem, check_placement
-from lowtide.runtime.plain import refuse_surroundings
+from lowtide.runtime.batch import refuse_surroundings
 
 SPIN_US = 200  # how long threads wait awake for the next run
 _shape = attrgetter("shape")
@@ -268,27 +266,27 @@ def _stacked(problem: PlaceProblem, order: Sequence[int]) -> Placed:
     done: list[int] = []
     for buffer in order:
         beside = [other for other in done if start[other] < end[buffer] and start[buffer] < end[other]]
-        taken = sorted((offsets[other], offsets[other] + size[other]) for other in beside)
-        offsets[buffer] = _gap(taken, size[buffer], align[buffer])
+        at = 0  # the lowest gap that is wide enough
+        for begin, end_bytes in sorted((offsets[other], offsets[other] + size[other]) for other in beside):
+            if at + size[buffer] <= begin:
+                break
+            at = max(at, -(-end_bytes // align[buffer]) * align[buffer])
+        offsets[buffer] = at
         done.append(buffer)
     return offsets, max((offset + nbytes for offset, nbytes in zip(offsets, size, strict=True)), default=0)
-
-
-def _gap(taken: Iterable[tuple[int, int]], nbytes: int, align: int) -> int:
-    """The lowest offset with so many free bytes behind it."""
-    at = 0
-    for begin, end in taken:
-        if at + nbytes <= begin:
-            break
-        at = max(at, -(-end // align) * align)
-    return at
 
 
 _MOST_BUFFERS = 2000  # that are placed without a search
 _MOST_BYTES = 2**33  # of a buffer: 2**31 elements, which no index of a kernel comes near
 
 
-def loaded_region(region: Region, constants: Sequence[torch.Tensor], placing: Placing) -> LoadedNetwork:
+def network_bytes(region: Region, placing: Placing) -> int:
+    """What a region's network will hold on this machine: `LoadedNetwork.nbytes`. Raises NativeError, FormatError."""
+    its = network_of(StagedBody.of(region.body, region.fixed, target()), region.joined, placing)
+    return 4 * (its.arena_bytes // 4 + _SLACK_ELEMENTS + its.kept_elements)
+
+
+def loaded_region(region: Region, placing: Placing, constants: Sequence[torch.Tensor]) -> LoadedNetwork:
     """What runs a region with these constants, and keeps nothing of the region. Raises NativeError, FormatError."""
     its = network_of(StagedBody.of(region.body, region.fixed, target()), region.joined, placing)
     spec = ready(its, network(its.source), region.fixed, partial(watched, its.constants))
@@ -319,12 +317,10 @@ def placing_as(offsets: Sequence[int]) -> Placing:
         try:
             check_placement(problem, offsets, arena_bytes)
         except CheckError:  # as for a machine with other vectors, or for other threads
-            return lowest(problem) if problem.buffer_count <= _MOST_BUFFERS else _searched(problem)
+            if problem.buffer_count <= _MOST_BUFFERS:
+                return lowest(problem)
+            search: Placing = import_module("lowtide.cpu.networks").placed  # which takes more memory than most networks
+            return search(problem)
         return offsets, arena_bytes
 
     return placed
-
-
-def _searched(problem: PlaceProblem) -> tuple[Sequence[int], int]:
-    place: Placing = import_module("lowtide.cpu.networks").placed  # which takes more memory than most networks
-    return place(problem)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from math import prod
 
 from lowtide.cpu.expressions import name_of
-from lowtide.cpu.known import ATTENTION
 from lowtide.cpu.layout import Buffer, Layout, fresh, in_rows, stepped
 from lowtide.cpu.recipes import Norm, Panels, Plain, Taps, Transformed
+from lowtide.cpu.regions import ATTENTION
 from lowtide.cpu.stages import (
     Attention,
     Batched,

@@ -13,7 +13,7 @@ from math import prod
 
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.table import functional_base
+from lowtide.ir.operators.nodes import functional_base
 
 LANES = 16  # of the widest vector that code is generated for: steps are multiples of it
 SLACK = 64  # elements behind a buffer that may be read, not used

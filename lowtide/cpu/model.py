@@ -20,7 +20,7 @@ from lowtide.cpu.stages import Convolution, Product, RowBlock, Windows
 from lowtide.errors import there
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.operators.shapes import ints
+from lowtide.ir.operators.row import ints
 from lowtide.ir.sizes import ITEM_BYTES
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
-from lowtide.base.folders import warn_once
+from lowtide.base.files import warn_once
 from lowtide.cpu.comparison import is_faster
 from lowtide.cpu.executable import NetworkCalls, ready, target
-from lowtide.cpu.library import network, team
-from lowtide.cpu.network import Network, StagedBody, network_of
+from lowtide.cpu.network import Network, StagedBody, network, network_of, team
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.regions import BodyDescription, with_regions
 from lowtide.cpu.trial import tuned

@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from lowtide.cpu.expressions import map_body
 from lowtide.cpu.layout import Buffer, Layout, stepped
-from lowtide.cpu.maps import map_body
 from lowtide.cpu.recipes import Packed, Panels, Plain, Taps, Target, Transformed
 from lowtide.cpu.stages import (
     Attention,

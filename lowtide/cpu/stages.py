@@ -8,7 +8,7 @@ Which stages run as one, row by row (AGO, sections III-B2 and V): stages into st
     leaves  the same work; what is between the parts of a block is in no buffer
 
 A block is legal where a window slides over what a product or a convolution makes, or a product reads what a window makes, nothing else
-reads what is between, and a row's ring is small enough for a thread's stack. Which of them are made is said by `choice`.
+reads what is between, and a row's ring is small enough for a thread's stack. Which of them are made is said by `trial`.
 """
 
 from __future__ import annotations

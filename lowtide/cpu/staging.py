@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from lowtide.cpu import expressions
 from lowtide.cpu.expressions import name_of
-from lowtide.cpu.known import is_given_norm, is_known
 from lowtide.cpu.layout import VIEWS, Buffer, Layout, fresh, in_rows, seen, stepped
 from lowtide.cpu.recipes import Norm, Packed, Plain, Target
+from lowtide.cpu.regions import is_given_norm, is_known
 from lowtide.cpu.stages import Epilogue, KernelStage, Map, Operand
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lowtide.base.folders import directory
+from lowtide.base.files import directory
 from lowtide.capture.formulas.absent import as_on
 from lowtide.cost.device import Device
 from lowtide.errors import CaptureError

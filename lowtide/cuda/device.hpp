@@ -59,15 +59,10 @@ inline int64_t whole(int64_t bytes) {
   return (bytes + kGranule - 1) / kGranule * kGranule;
 }
 
-// A block of so many bytes, or null.
 inline void* take(int64_t bytes, Work& work) {
-  try {
-    work.place = here();
-    work.block = inner->allocate(static_cast<size_t>(whole(bytes)));
-    return work.block.get();
-  } catch (const c10::Error&) {  // out of memory
-    return nullptr;
-  }
+  work.place = here();
+  work.block = inner->allocate(static_cast<size_t>(whole(bytes)));
+  return work.block.get();
 }
 
 inline void give_back(char*, Work& work) {

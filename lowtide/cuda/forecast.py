@@ -20,9 +20,8 @@ import numpy as np
 
 from lowtide.cuda.segments import HUGE_BYTES, CachingAllocator, ExpandableAllocator, rounded_bytes, segment_bytes
 from lowtide.ir.graph import Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.ir.operators.nodes import is_collective, is_transfer, row_of
 from lowtide.ir.operators.row import STORE
-from lowtide.ir.operators.table import row_of
 from lowtide.plan.contents import Contents
 from lowtide.plan.promises import lives
 from lowtide.runtime.arena.allocator import Recorded

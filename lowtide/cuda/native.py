@@ -3,10 +3,8 @@
     takes   a folder for what can be made again, or None; a CUDA build of torch, whose packages bring the headers
     leaves  a library that ctypes has loaded, or NativeError, which says why there is none
 
-It is the source of `runtime/arena` with what a CUDA device does otherwise; nvcc is not asked.
-Reads off torch's headers what a CUDA allocator has to do, as C++ that hands each of it on to another.
-
-The class changes from one version of torch to the next. What the planned allocator does by itself is named in `OWN`.
+It is the source of `runtime/arena` with what a CUDA device does otherwise; nvcc is not asked. What else a CUDA allocator has to do changes
+with torch: it is read off torch's headers, as C++ that hands all but what `OWN` names on to PyTorch's.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile
 
 OWN = frozenset({
     "allocate", "raw_alloc", "raw_alloc_with_stream", "raw_delete", "recordStream", "getBaseAllocation", "shareIpcHandle", "name",
+    "attachOutOfMemoryObserver",
 })  # fmt: skip
 _CLASSES = (
     ("c10/cuda/CUDACachingAllocator.h", "class CUDAAllocator : public"),

@@ -1,5 +1,5 @@
 // The planned allocator as one of CUDA's. Part of ../runtime/arena/allocator.cpp; forwarders.inc is read off the headers of the torch at hand
-// (forwarders.py).
+// (native.py).
 using namespace c10;
 using namespace c10::cuda;
 using namespace c10::cuda::CUDACachingAllocator;
@@ -28,16 +28,39 @@ bool idle_given_back() {
     region.mapped = nullptr;
     any = true;
   }
+  if (any) device::inner->emptyCache();  // else requests to come would lie in that one large segment, with gaps that none of them fills
   return any;
 }
 
+// What those who watch for memory that runs out are still to be told of this thread's request.
+using Untold = std::vector<std::function<void()>>;
+thread_local Untold* untold = nullptr;
+
+template <class... Seen>
+std::function<void(Seen...)> waiting(std::function<void(Seen...)> observer) {
+  return [observer](Seen... seen) {
+    if (untold == nullptr) return observer(seen...);
+    untold->push_back([=] { observer(seen...); });
+  };
+}
+
 // What PyTorch's allocator gives, once more where the device had no more than what idle arenas hold: evaluation between steps finds it.
+// Observers are told only where that was not enough.
 template <class Ask>
 auto given(const Ask& ask) {
+  Untold calls;
+  struct Asked {
+    ~Asked() { untold = nullptr; }
+  };
   try {
+    Asked asked;
+    untold = &calls;
     return ask();
   } catch (const OutOfMemoryError&) {
-    if (!idle_given_back()) throw;
+    if (!idle_given_back()) {
+      for (const auto& call : calls) call();
+      throw;
+    }
   }
   return ask();
 }
@@ -52,8 +75,10 @@ struct Planned final : CUDAAllocator {
 
   DataPtr allocate(size_t n) override {
     void* const p = served(n);
-    if (p == nullptr) return given([&] { return inner->allocate(n); });
-    return {p, p, &release, Device(DeviceType::CUDA, session->place.device)};
+    if (p != nullptr) return {p, p, &release, Device(DeviceType::CUDA, session->place.device)};
+    DataPtr theirs = given([&] { return inner->allocate(n); });
+    theirs.compare_exchange_deleter(original_release, &release);  // by its deleter PyTorch knows what this allocator gave
+    return theirs;
   }
   void* raw_alloc(size_t n) override {
     void* const p = served(n);
@@ -77,7 +102,7 @@ struct Planned final : CUDAAllocator {
       if (region->live.count(static_cast<char*>(p))) device::used_on(static_cast<char*>(p), stream, region->work);
       return;
     }
-    DataPtr theirs(p, p, inner->raw_deleter(), given.device());  // made while a step was recorded
+    DataPtr theirs(p, p, original_release, given.device());
     inner->recordStream(theirs, stream);
     theirs.release_context();
   }
@@ -92,6 +117,7 @@ struct Planned final : CUDAAllocator {
     handle.offset += static_cast<char*>(p) - region->mapped;
     return handle;
   }
+  void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override { inner->attachOutOfMemoryObserver(waiting(std::move(observer))); }
   std::string name() override { return inner->name(); }
 
  private:

@@ -108,10 +108,7 @@ class _Export:
             return Input(read.index(one))
 
         several = isinstance(values, tuple | list)
-        call = {
-            "args": map_arg(node.args, argument),
-            "kwargs": map_arg(node.kwargs, argument),
-        }
+        call = {"args": map_arg(node.args, argument), "kwargs": map_arg(node.kwargs, argument)}
         attributes = {"target": str(node.target), **call}
         if self._is_folded(inputs, values):
             result = _run(attributes, [self.constants[at] for at in inputs])

@@ -174,8 +174,10 @@ class _CutWalk:
                     self.overwritable.discard(one)
                 if one in self.maker and self.slots.get(self._slot(one, each)) != (one, each):
                     self._refuse(f"{self.body.nodes[at].name} reads slice {each} of {self.body.tensors[one].name}, which its ring has lost")
-        if tensor != self.made_last:  # weights are read anew at each turn
-            for one in {*self.body.nodes[at].inputs} & {*self.weights}:
+        for one in {*self.body.nodes[at].inputs} & {*self.weights}:
+            if self.axis == 1 and one in self.reads[at].weights:  # a slice reads its own weights, once
+                self.read_bytes[self.weights[one]] += -(-self.body.tensors[one].size_bytes // self._extent(tensor, 1))
+            elif tensor != self.made_last:  # others are read anew at each turn
                 self.read_bytes[self.weights[one]] += self.body.tensors[one].size_bytes
         self.made_last = tensor
         self.count[tensor] += 1

@@ -2,11 +2,11 @@
 
 It looks at all partitions of the operators, in the order of the network, into single ones and cuts of up to 64: each along any axis, in
 bands of any one size along any other, or without bands, then also with its input through a ring. Other cuts (several sizes of bands in
-one, bands with that ring, longer ones) are in no search, and in no bound: "optimal" is said of these. What one part needs
-depends on nothing but itself and what is alive around it. So for a limit of bytes the least multiplications are a shortest path over
-positions, and the least bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025, section 4, walks the same graph). Here cuts
-have residual additions in them, rings of whole slices, and results that go over an input. The bound is the same path with what is
-alive around a part in every order, so that no partition needs less, in whatever order its parts run.
+one, bands with that ring, bands beside channels, one operator that goes over nothing, longer ones) are in no search, and in no bound:
+"optimal" is said of these. What one part needs depends on nothing but itself and what is alive around it. So for a limit of bytes the least
+multiplications are a shortest path over positions, and the least bytes are a search by halves over the limits (msf-CNN, NeurIPS 2025,
+section 4, walks the same graph). Here cuts have residual additions in them, rings of whole slices, and results that go over an input.
+The bound is the same path with what is alive around a part in every order: no partition needs less, in whatever order its parts run.
 """
 
 from __future__ import annotations
@@ -68,16 +68,20 @@ class CutSearch:
         count, tasks = len(graph.nodes), problem.tasks
         self.maker, self.users, self.last = [-1] * len(self.size), [0] * len(self.size), [-1] * len(self.size)
         self.before = [0] * count
-        for at, task in enumerate(tasks):
-            for earlier in task.before:
+        self.last_read = {tensor: at for at, node in enumerate(graph.nodes) for tensor in node.inputs} | dict.fromkeys(graph.outputs, count)
+        self.in_parts = {storage for task in tasks[count:] for storage in task.makes}  # which begin with the first part that is written
+        for at, task in enumerate(tasks[:count]):
+            for earlier in (each for each in task.before if each < count):
                 self.before[at] |= self.before[earlier] | 1 << earlier
             for storage in task.makes:
                 self.maker[storage] = at
             for storage in (*task.reads, *task.makes):
                 self.users[storage] |= 1 << at
                 self.last[storage] = at
+                self.maker[storage] = at if storage in self.in_parts and self.maker[storage] < 0 else self.maker[storage]
         self.last = [count if storage in problem.kept else last for storage, last in enumerate(self.last)]
         self._known: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._start_of = {at: start for both in zip(problem.tensors, problem.starts, strict=True) for at, start in zip(*both, strict=True)}
         self._storage_of = {tensor: storage for storage, tensors in enumerate(problem.tensors) for tensor in tensors}
         self.after = [sum(1 << later for later in range(count) if self.before[later] >> at & 1) for at in range(count)]
 
@@ -99,7 +103,7 @@ class CutSearch:
         shape = self.graph.tensors[node.outputs[0]].shape if node.outputs else ()
         for axis in (each for each in range(len(shape)) if can_be_cut(self.graph, node, each)):
             for band_axis in (-1, *(other for other in range(len(shape)) if other != axis)):
-                if band_axis < 0 or can_be_cut(self.graph, node, band_axis):
+                if can_be_cut(self.graph, node, axis, band_axis):
                     yield from self._led(end, axis, band_axis)
 
     def _led(self, end: int, axis: int, band_axis: int) -> Iterator[tuple[int, CutStages]]:
@@ -110,16 +114,23 @@ class CutSearch:
         run = CutStages.of(self.graph, last, axis, band_axis, sizes, self.align) if sizes else None
         first = end - 1
         while run is not None:
-            yield first, run
+            if not self._is_over_its_input(run):
+                yield first, run
             first -= 1
             if first < max(0, end - _LONGEST):
                 return
             node = self.graph.nodes[first]
-            makes = self.problem.tasks[first].makes
-            odd = any(self.last[storage] >= end for storage in makes)
-            if odd or not all(can_be_cut(self.graph, node, each) for each in (axis, band_axis) if each >= 0):
+            odd = any(self.last_read.get(tensor, -1) >= end for tensor in node.outputs)
+            if odd or not can_be_cut(self.graph, node, axis, band_axis):
                 return
             run = run.led_by(node)
+
+    def _is_over_its_input(self, run: CutStages) -> bool:
+        """Whether the result is a part that has the bytes of an input: the operators alone write it there, one over the other."""
+        result = self._storage(run.output)
+        spans = [(self._start_of[at], self._start_of[at] + self.graph.tensors[at].size_bytes)
+                 for at in (run.output, *run.inputs) if self._storage(at) == result]  # fmt: skip
+        return result in self.in_parts and any(low < spans[0][1] and spans[0][0] < high for low, high in spans[1:])
 
     def _of_run(self, run: CutStages, first: int, end: int) -> Iterator[CutOption]:
         results = [*self.problem.tasks[end - 1].makes]
@@ -135,6 +146,8 @@ class CutSearch:
 
     def _taken(self, run: CutStages) -> list[int]:
         """Storages that the result may be written over: of each it reads one tensor alone."""
+        if self._storage(run.output) in self.in_parts:
+            return []
         read = [self._storage(tensor) for tensor in run.inputs]
         over = [self._storage(tensor) for tensor in run.written_over()]
         return [storage for storage in over if storage >= 0 and read.count(storage) == 1]
@@ -172,6 +185,7 @@ class CutSearch:
         once = sum(node.macs for node in members)
         before = sorted({each for task in self.problem.tasks[first:end] for each in task.before} - {*range(first, end)})
         result, sizes = self._storage(run.output), self.problem.size_bytes
+        parts = self.in_parts.intersection([result])
         staged = run.staged(first_source(self.graph, members))
         for each in (run,) if staged is None else (run, staged):
             read, written, from_rings = each.traffic(members, inputs)
@@ -185,7 +199,8 @@ class CutSearch:
                 constants = [nbytes for tensor, nbytes in amounts.items() if self._storage(tensor) < 0]
                 traffic = tuple((self._storage(tensor), nbytes) for tensor, nbytes in amounts.items() if self._storage(tensor) >= 0)
                 task = EdgeTask(
-                    name=f"{members[0].name} to {members[-1].name}", makes=(result,), reads=tuple(dict.fromkeys(one for one, _ in traffic)),
+                    name=f"{members[0].name} to {members[-1].name}", makes=() if parts else (result,),
+                    reads=tuple(dict.fromkeys((*(one for one, _ in traffic), *parts))),
                     takes=takes, before=tuple(before), read_traffic=traffic,
                     write_traffic=((result, self.graph.tensors[run.output].size_bytes),),
                     macs_ps=0 if macs_per_s is None else ps(macs, macs_per_s),
@@ -220,10 +235,11 @@ class CutSearch:
             for storage, size in enumerate(self.size):
                 if storage in inside or not size:
                     continue
-                maker = self.maker[storage]
-                needs += size if maker < first and self.last[storage] >= first else 0
+                maker, is_part = self.maker[storage], storage in self.in_parts
+                needs += size if maker < (end if is_part else first) and self.last[storage] >= first else 0
                 wanted = self.users[storage] & (within | descendants) or storage in self.problem.kept
-                least += size if wanted and (maker < 0 or ancestors >> maker & 1) else 0
+                there = self.users[storage] & (ancestors | within) if is_part else maker < 0 or ancestors >> maker & 1
+                least += size if wanted and there else 0
             self._known[first, end] = (needs, least, descendants & ~within)
         return self._known[first, end]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.edge.dtypes import BITS
-from lowtide.edge.graph import EdgeGraph, EdgeNode
+from lowtide.edge.graph import EdgeGraph, EdgeNode, SharedBytes, shared_bytes
 from lowtide.edge.groups import renumbered
 from lowtide.edge.rings import CutStages, CutTraffic, Ring
 from lowtide.edge.windows import CUT_DOMAIN, LOAD, is_weight, reads_of
@@ -54,9 +54,16 @@ def cut_body(node: EdgeNode) -> CutBody | None:
     return CutBody(values["cut"], values["body"], values["rings"]) if "cut" in values else None
 
 
-def can_be_cut(graph: EdgeGraph, node: EdgeNode, axis: int) -> bool:
-    """Whether an operator makes its result slice by slice along an axis, of whole bytes each."""
+def can_be_cut(graph: EdgeGraph, node: EdgeNode, axis: int, band_axis: int = -1) -> bool:
+    """Whether an operator makes its result slice by slice along an axis, of whole bytes each, and in bands along another.
+
+    Operators with windows or weights have no bands along channels, and none beside slices along them.
+    """
     reads = reads_of(graph, node)
+    if band_axis >= 0 and (
+        not can_be_cut(graph, node, band_axis) or (1 in (axis, band_axis) and not (reads and reads.is_number_by_number))
+    ):
+        return False
     tensors = [graph.tensors[at] for at in (node.outputs[0], *(reads.of_input if reads is not None else ()))]
     return reads is not None and axis in reads.axes and all(BITS[each.stored_dtype or each.dtype] >= 8 for each in tensors)
 
@@ -67,16 +74,16 @@ def with_cuts(graph: EdgeGraph, cuts: Sequence[Cut], align_bytes: int = 1) -> Ed
     Raises FormatError for cuts that overlap, or of operators that cannot be cut so.
     """
     nodes: list[EdgeNode] = []
-    at = 0
+    at, shared = 0, shared_bytes(graph)
     for cut in sorted(cuts, key=lambda each: each.first):
         if not at <= cut.first <= cut.last < len(graph.nodes):
             raise FormatError(f"cuts: expected operators from {at} to {len(graph.nodes) - 1}, none twice, got {cut.first} to {cut.last}")
-        nodes += [*graph.nodes[at : cut.first], _node(graph, cut, align_bytes)]
+        nodes += [*graph.nodes[at : cut.first], _node(graph, cut, align_bytes, shared)]
         at = cut.last + 1
     return renumbered(graph, [*nodes, *graph.nodes[at:]])
 
 
-def _node(graph: EdgeGraph, cut: Cut, align_bytes: int) -> EdgeNode:
+def _node(graph: EdgeGraph, cut: Cut, align_bytes: int, shared: SharedBytes) -> EdgeNode:
     members = graph.nodes[cut.first : cut.last + 1]
     run = _run(graph, cut, align_bytes)
     if run is None:
@@ -99,7 +106,7 @@ def _node(graph: EdgeGraph, cut: Cut, align_bytes: int) -> EdgeNode:
         attributes={"cut": cut, "body": body, "rings": run.rings(), "traffic": traffic},
         macs=run.macs[0],
         workspace_bytes=int(run.workspace_bytes()[0]),
-        in_place=tuple((0, inputs.index(one)) for one in run.written_over()),
+        in_place=() if shared.is_in_parts(run.output) else tuple((0, inputs.index(one)) for one in run.written_over()),
     )
 
 
@@ -111,7 +118,7 @@ def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> CutStages | None:
         return None
     if cut.band_axis >= 0 and not 0 < cut.band <= shape[cut.band_axis]:
         return None
-    if not all(can_be_cut(graph, node, axis) for node in members for axis in (cut.axis, cut.band_axis) if axis >= 0):
+    if not all(can_be_cut(graph, node, cut.axis, cut.band_axis) for node in members):
         return None
     outside = {at for index, node in enumerate(graph.nodes) if not cut.first <= index <= cut.last for at in node.inputs} | {*graph.outputs}
     run = CutStages.of(graph, members[-1], cut.axis, cut.band_axis, (cut.band,), align_bytes)

@@ -38,7 +38,7 @@ class EdgeNode:
     macs: int = 0  # multiplications with addition
     workspace_bytes: int = 0
     views: tuple[tuple[int, int], ...] = ()  # (output, input) by position: the output is the input's bytes, or one a part of the other
-    in_place: tuple[tuple[int, int], ...] = ()  # (output, input) by position: may be written over the input, where nobody reads that later
+    in_place: tuple[tuple[int, int], ...] = ()  # (output, input) by position, of one output: may be written over an input that dies there
     after: tuple[int, ...] = ()  # operators by index that run before it, whether it reads of them or not
 
 
@@ -97,12 +97,21 @@ class SharedBytes:
         """Has what a node writes over begin where the result is a part, if the node alone reads that: both are written there."""
         for output, source in node.in_place:
             one, other = node.outputs[output], node.inputs[source]
-            is_part = sum(each in self.made_apart for each in self.members[self.group[one]]) > 1
             alike = self.graph.tensors[one].size_bytes == self.graph.tensors[other].size_bytes
-            if is_part and alike and readers[other] == 1 and self.members[self.group[other]] == [other] and other not in self.graph.inputs:
+            if (
+                self.is_in_parts(one)
+                and alike
+                and readers[other] == 1
+                and self.members[self.group[other]] == [other]
+                and other not in self.graph.inputs
+            ):
                 self.made_apart.discard(one)
                 self._unite(other, one, 0)
                 return
+
+    def is_in_parts(self, tensor: int) -> bool:
+        """Whether several operators make the storage in which a tensor lies."""
+        return sum(each in self.made_apart for each in self.members[self.group[tensor]]) > 1
 
     def _unite(self, output: int, source: int, start: int) -> bool:
         one, other = self.group[output], self.group[source]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.base.extras import need
+from lowtide.base.messages import need
 from lowtide.edge.dtypes import BITS, numpy_dtype
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.windows import is_weight

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.base.extras import need
 from lowtide.base.files import read_bytes
+from lowtide.base.messages import need
 from lowtide.edge.dtypes import BITS, stored_bytes
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor, with_views_that_fit
 from lowtide.edge.groups import grouped

@@ -10,7 +10,7 @@ tensor counted once. Views take no time. Constants are counted where the rate of
 
 **Cuts.** A cut takes what its operators take. What is made within goes to a ring of its workspace and is read from there by each operator
 that reads it, as often as bands make it again. What lies outside is read once by each operator, of which each band reads its own rows.
-Weights are read anew at each turn, when slices of another operator came in between.
+Weights are read anew at each turn, when slices of another operator came in between; slices along channels read their own, once.
 
 **Moves.** A move copies a block to another space beneath the step before `before`: both are alive in that step, which may read
 the block and does not write it. It takes its bytes at the slower of the two rates. With a DMA only what exceeds that step's time is added,

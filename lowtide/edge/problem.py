@@ -216,6 +216,8 @@ def _check_graph(graph: EdgeGraph) -> None:
         for output, source in (*node.views, *node.in_place):
             if not (0 <= output < len(node.outputs) and 0 <= source < len(node.inputs)) or node.inputs[source] < 0:
                 raise FormatError(f"operator {node.name}: expected views and in_place as (output, input), got {(output, source)}")
+        if len({output for output, _ in node.in_place}) > 1:  # then a bound would not be one
+            raise FormatError(f"operator {node.name}: expected in_place for one of its outputs, got {node.in_place}: leave out the others")
         for output_id, source_id, start in view_starts(graph, node):
             view, viewed = sorted((graph.tensors[output_id], graph.tensors[source_id]), key=lambda each: each.size_bytes)
             if abs(start) + view.size_bytes > viewed.size_bytes or (len(node.views) == 1 and view.size_bytes < viewed.size_bytes):
@@ -268,9 +270,8 @@ class _Storages:
             self.sizes.append(nbytes)
         self.has_flash = weights_align_bytes > 0
         self.weights = range(len(order), len(self.members))
-        makers = [sum(at in shared.made_apart for at in each) for each in self.members]
         whole = [graph.tensors[root].size_bytes == size for root, size in zip(self.roots, self.sizes, strict=True)]
-        self.in_parts = [storage for storage in range(len(order)) if makers[storage] > 1 or not whole[storage]]
+        self.in_parts = [storage for storage in range(len(order)) if shared.is_in_parts(self.roots[storage]) or not whole[storage]]
 
     def problem(self, spaces: tuple[Space, ...], macs_per_s: float | None, constants_bytes_per_s: float | None, dma: bool) -> EdgeProblem:
         problem = EdgeProblem(

@@ -91,8 +91,9 @@ class CutStages:
         return longer._with(node, count, longer.rows)
 
     def staged(self, source: int) -> CutStages | None:
-        """The run, without bands, whose one tensor from outside comes through a ring; None where someone reads that as a whole."""
-        if self.band_axis >= 0 or any(each.along is None for each in self.readers[source]):
+        """The run, without bands, whose one tensor from outside comes through a ring; None where that is a slice, or read as a whole."""
+        one_slice = self.graph.tensors[source].shape[self.axis] < 2
+        if self.band_axis >= 0 or one_slice or any(each.along is None for each in self.readers[source]):
             return None
         run, count = self._fed(source)
         return replace(run, loaded=source, lines={**run.lines, source: (count,) * len(self.sizes)})
@@ -191,7 +192,12 @@ class CutStages:
         turns = Counter(tensor for tensor, _ in groupby(result for result, _ in self.steps)) if weights else Counter[int]()
         for node in members if weights else ():
             for tensor in weights.intersection(node.inputs):
-                read[tensor] = read[tensor] + self.graph.tensors[tensor].size_bytes * turns[node.outputs[0]] * bands
+                result, nbytes = node.outputs[0], self.graph.tensors[tensor].size_bytes
+                reads = reads_of(self.graph, node)
+                if self.axis == 1 and reads is not None and tensor in reads.weights:  # each slice its own
+                    read[tensor] = read[tensor] + -(-nbytes // self.graph.tensors[result].shape[1]) * np.array(self.lines[result])
+                else:
+                    read[tensor] = read[tensor] + nbytes * turns[result] * bands
         for tensor in (each for each in self.inputs if each in read):
             for reader in self.readers[tensor] if tensor != self.loaded else (_Reader(tensor, SliceWindow(), None),):
                 read[tensor] = read[tensor] + self._read_bytes(tensor, reader, bands)

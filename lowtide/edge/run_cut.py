@@ -78,7 +78,8 @@ class CutRun:
         pads: dict[int, Span] = {}
         for tensor in node.inputs:
             if tensor < 0 or (tensor not in self.maker and tensor not in self.outside):
-                arrays.append(None if tensor < 0 else np.asarray(self.graph.constants[tensor]))
+                array = None if tensor < 0 else np.asarray(self.graph.constants[tensor])
+                arrays.append(array[slice(*spans[1])] if array is not None and 1 in spans and tensor in self.reads[at].weights else array)
                 continue
             needs: dict[int, Span] = {}
             for axis, window in self.reads[at].of_input.get(tensor, {}).items():
@@ -206,7 +207,11 @@ def _sliced(graph: EdgeGraph, node: EdgeNode, shapes: Mapping[int, Shape], shape
         outer = [shapes[at] for at in node.inputs if not is_weight(graph, at)]
         node = replace(node, attributes={**node.attributes, "body": _sliced_body(node.attributes["body"], outer, shape, pads)})
     elif (reads := reads_of(graph, node)) is not None and not reads.is_number_by_number:
+        channels = graph.tensors[node.outputs[0]].shape[1]
         node = replace(node, attributes=_with_pads(node, reads, graph, pads))
+        if shape[1] < channels:  # weights are given with each slice
+            graph = replace(graph, constants={at: array for at, array in graph.constants.items() if at not in reads.weights})
+            node = replace(node, attributes=_with_groups(node.attributes, channels, shape[1]))
     return _shaped(graph, {**shapes, node.outputs[0]: shape}), node
 
 
@@ -241,7 +246,7 @@ def _with_pads(node: EdgeNode, reads: NodeWindows, graph: EdgeGraph, pads: Pads)
     """The attributes of a node with windows, padded so. Along other axes it stays as it is."""
     source, windows = next(iter(reads.of_input.items()))
     both = []
-    for axis in sorted(windows):
+    for axis in sorted(each for each in windows if each > 1):
         low, high = windows[axis].span(0, graph.tensors[node.outputs[0]].shape[axis])
         both.append(pads.get(axis, (max(0, -low), max(0, high - graph.tensors[source].shape[axis]))))
     if node.domain == "aten":
@@ -250,3 +255,11 @@ def _with_pads(node: EdgeNode, reads: NodeWindows, graph: EdgeGraph, pads: Pads)
         return {**node.attributes, "args": tuple(args)}
     values = {name: value for name, value in node.attributes.items() if name != "auto_pad"}
     return {**values, "pads": [before for before, _ in both] + [after for _, after in both]}
+
+
+def _with_groups(attributes: Mapping[str, Any], channels: int, fewer: int) -> dict[str, Any]:
+    """The attributes of an operator that has a group for each channel where there are fewer of these."""
+    if "args" in attributes:
+        args = attributes["args"]
+        return {**attributes, "args": (*args[:8], fewer if args[8:] == (channels,) else args[8])} if len(args) == 9 else {**attributes}
+    return {**attributes, **({"group": fewer} if attributes.get("group") == channels else {})}

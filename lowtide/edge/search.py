@@ -19,22 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.edge.cut_search import CutPart
-from lowtide.edge.layers import (
-    NARROW,
-    NEVER_PS,
-    EdgeParts,
-    Ints,
-    Layer,
-    LeastTimes,
-    Reached,
-    Settings,
-    expand,
-    fill_tables,
-    grown,
-    least_of,
-    room_for,
-    write_rows,
-)  # fmt: skip
+from lowtide.edge.layers import NARROW, Layer, Reached, Settings, expand, grown, room_for, write_rows
+from lowtide.edge.least_times import NEVER_PS, EdgeParts, Ints, LeastTimes, fill_tables, least_of
 from lowtide.edge.plan import rounded_up
 from lowtide.edge.problem import EdgeProblem, ring_ps, traffic_ps
 from lowtide.edge.residences import Choice
@@ -138,13 +124,13 @@ class Programme:
         most_extra_macs = most_extra_macs if self.cuts else 0
         for at in range(1, self.n + 1):
             reached, count = room_for(1024, self.count), 0
-            for length in sorted({1, *self.lengths}):
-                layer = layers[at - length] if length <= at else None
-                these = self._these(at - length, length, order)
-                begin, total = 0, 0 if layer is None or these is None else len(layer.time_ps)
+            tries = [(length, these) for length in sorted({1, *self.lengths}) for these in self._these(at - length, length, order)]
+            for length, these in tries:
+                layer = layers[at - length]
+                begin, total = 0, 0 if layer is None else len(layer.time_ps)
                 while begin < total:
                     budget = max(0, until - self.steps)
-                    settings = Settings(known_ps, most_extra_macs, self.moves, self.problem.dma, at == self.n, budget)
+                    settings = Settings(known_ps, most_extra_macs, self.moves, self.problem.dma, at == self.n, budget, order is None)
                     begin, count, tried = expand(self.parts, self.bounds, layer, self.words, begin, these, reached, count, settings)
                     self.steps += int(tried)
                     is_full = count == len(reached.time_ps)
@@ -170,15 +156,16 @@ class Programme:
         time = int(last.time_ps[best])
         return self._found(steps, best, first, time, max(min(time, dropped), min(time, self.root_bound_ps)))
 
-    def _these(self, at: int, length: int, order: Sequence[int] | None) -> Ints | None:
-        """The parts of so many tasks that may come next, an empty list for any task; None where there are none."""
+    def _these(self, at: int, length: int, order: Sequence[int] | None) -> list[Ints]:
+        """The parts of so many tasks that may come next, all that are tried at once; an empty list is for any task."""
         long = self.lengths.get(length, [])
-        if order is None or at < 0:
-            return np.array(long, np.int64) if long or length == 1 else None
-        one = [order[at]] if length == 1 else []
-        is_row = list(order[at : at + length]) == list(range(order[at], order[at] + length))
-        these = one + [part for part in long if is_row and self.parts.low[part] == order[at]]
-        return np.array(these, np.int64) if these else None
+        if at < 0:
+            return []
+        if order is not None:
+            is_row = list(order[at : at + length]) == list(range(order[at], order[at] + length))
+            long = [part for part in long if is_row and self.parts.low[part] == order[at]]
+        one = [] if length > 1 else [np.array([] if order is None else [order[at]], np.int64)]
+        return [*one, *([np.array(long, np.int64)] if long else [])]
 
     def _layer(self, layers: Sequence[Layer | None], at: int, reached: Reached, chosen: Ints) -> Layer:
         rows = np.zeros((len(chosen), 2 * self.words + self.digits), np.uint64)

@@ -122,8 +122,6 @@ def with_cut_parts(request: EdgeRequest, extra_macs: float | None) -> EdgeReques
     """
     if any(node.after for node in request.graph.nodes):
         raise FormatError("cut: expected a network whose operators wait for nothing but what they read")
-    if request.problem.operators < len(request.problem.tasks):
-        raise FormatError("cut: expected a network that is read with views='reshape': parts that lie in a whole are not cut")
     once = sum(node.macs for node in request.graph.nodes)
     most = 2**60 if extra_macs is None else min(2**60, int(once * extra_macs))
     if len(request.problem.spaces) == 1:
@@ -224,6 +222,7 @@ def _in_cuts(request: EdgeRequest, answer: Found) -> tuple[EdgeRequest, Choice]:
     if choice is None or not answer.cuts:
         return request, choice or Choice((), {}, {})
     graph = with_cuts(request.graph, [part.cut for part in answer.cuts], max(memory.align_bytes for memory in problem.spaces))
+    number = _numbers(request.graph, answer.cuts)
     cut = EdgeProblem.of(
         graph,
         [memory for at, memory in enumerate(problem.spaces) if at != problem.flash],
@@ -231,13 +230,13 @@ def _in_cuts(request: EdgeRequest, answer: Found) -> tuple[EdgeRequest, Choice]:
         constants_bytes_per_s=request.constants_bytes_per_s,
         dma=problem.dma,
         constants=problem.spaces[problem.flash] if problem.flash >= 0 else None,
-        weights=_weights_of(request, answer.cuts),
+        weights=[tuple(number[at] for at in problem.tensors[storage]) for storage in sorted(problem.constants)],
     )
-    parts = {part.end - 1: part.task for part in answer.cuts}
-    node = {task: at for at, task in enumerate(sorted(choice.order))}  # of a cut by its last task
-    storage = dict(zip(sorted(problem.given), sorted(cut.given), strict=True))
-    for task, at in node.items():
-        storage |= zip(parts.get(task, problem.tasks[task]).makes, cut.tasks[at].makes, strict=True)
+    storage_of = {tensor: storage for storage, tensors in enumerate(cut.tensors) for tensor in tensors}
+    storage = {one: storage_of[number[at]] for one, tensors in enumerate(problem.tensors) for at in tensors if at in number}
+    node = {task: at for at, task in enumerate(sorted(operators_of(problem, choice)))}  # of a cut by its last task
+    begun = {task.makes[0]: at for at, task in enumerate(cut.tasks) if at >= cut.operators}
+    node |= {task: begun[storage[problem.tasks[task].makes[0]]] for task in choice.order if task >= problem.operators}
     moved = Choice(
         tuple(node[task] for task in choice.order),
         {storage[each]: space for each, space in choice.space_of.items()},
@@ -248,14 +247,12 @@ def _in_cuts(request: EdgeRequest, answer: Found) -> tuple[EdgeRequest, Choice]:
     return replace(request, graph=graph, problem=cut, cuts=()), moved
 
 
-def _weights_of(request: EdgeRequest, cuts: Sequence[CutPart]) -> list[tuple[int, ...]]:
-    """The storages of weights by tensors of the network that is cut: those that stay, in the same order."""
-    graph, problem = request.graph, request.problem
+def _numbers(graph: EdgeGraph, cuts: Sequence[CutPart]) -> dict[int, int]:
+    """By tensor that stays its number in the network that is cut."""
     inner = {at for part in cuts for node in graph.nodes[part.first : part.end] for at in node.outputs}
     inner -= {graph.nodes[part.end - 1].outputs[0] for part in cuts}
     used = {*graph.inputs, *graph.outputs, *(at for node in graph.nodes for at in (*node.inputs, *node.outputs) if at >= 0)}
-    number = {at: new for new, at in enumerate(sorted(used - inner))}
-    return [tuple(number[at] for at in problem.tensors[storage]) for storage in sorted(problem.constants)]
+    return {at: new for new, at in enumerate(sorted(used - inner))}
 
 
 def _chosen(request: EdgeRequest, room: Sequence[int], limit_ps: int, enough_ps: int) -> Found:

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lowtide.base.extras import need
+from lowtide.base.messages import need
 from lowtide.edge.dtypes import BITS, numpy_dtype
 from lowtide.edge.operators import SAME_SHAPE_AS
 from lowtide.errors import FormatError
@@ -120,7 +120,8 @@ def inferred(model: Any, node: Any, types: Mapping[str, TensorType], constants: 
     version = next((each.version for each in model.opset_import if (each.domain or "ai.onnx") == (node.domain or "ai.onnx")), 0)
     if not version or not onnx.defs.has(node.op_type, version, node.domain):
         return {}
-    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    counts_padding = any(each.name == "ceil_mode" and each.i for each in node.attribute)  # in inference until 22, at no version when run
+    schema = onnx.defs.get_schema(node.op_type, max(version, 22) if counts_padding else version, node.domain)
     protos = {name: _proto(types[name]) for name in node.input if name}
     small = {name: onnx.numpy_helper.from_array(constants[name], name) for name in node.input if _is_small(constants.get(name))}
     try:

@@ -40,6 +40,7 @@ class NodeWindows:
     axes: frozenset[int]
     of_input: Mapping[int, Mapping[int, SliceWindow]]  # by tensor, then by axis; an input, or an axis, that is not here is read as a whole
     is_number_by_number: bool = True  # no window is wider than one entry
+    weights: frozenset[int] = frozenset()  # of which an entry along axis 1 of the result reads its own entry of axis 0
 
     def window(self, tensor: int, axis: int) -> SliceWindow | None:
         return self.of_input.get(tensor, {}).get(axis)
@@ -71,9 +72,9 @@ def _of_onnx(graph: EdgeGraph, node: EdgeNode) -> NodeWindows | None:
         return None
     weights = {"Conv": 1, "ConvInteger": 1, "FusedConv": 1, "QLinearConv": 3}.get(kind)
     if weights is not None and is_weight(graph, node.inputs[weights]) and not (kind == "FusedConv" and len(node.inputs) > 3):
-        return _windowed(graph, node, graph.tensors[node.inputs[weights]].shape[2:])
+        return _by_channels(graph, node, _windowed(graph, node, graph.tensors[node.inputs[weights]].shape[2:]), values.get("group", 1))
     if kind in ("MaxPool", "AveragePool", "QLinearAveragePool"):
-        return _windowed(graph, node, values["kernel_shape"])
+        return _by_channels(graph, node, _windowed(graph, node, values["kernel_shape"]))
     if kind in ("MatMul", "QLinearMatMul", "MatMulInteger"):
         other = node.inputs[3 if kind == "QLinearMatMul" else 1]
         return _by_rows(graph, node, node.inputs[0], other)
@@ -94,16 +95,18 @@ def _of_onnx(graph: EdgeGraph, node: EdgeNode) -> NodeWindows | None:
 def _of_aten(graph: EdgeGraph, node: EdgeNode) -> NodeWindows | None:
     values = node.attributes["args"]
     if node.kind == "convolution" and not values[6] and is_weight(graph, node.inputs[values[1].position]):
-        return _aten_windows(graph, node, graph.tensors[node.inputs[values[1].position]].shape[2:], values[3], values[4], values[5])
+        kernel = graph.tensors[node.inputs[values[1].position]].shape[2:]
+        return _by_channels(graph, node, _aten_windows(graph, node, kernel, values[3], values[4], values[5]), values[8])
     if node.attributes["kwargs"] and not node.in_place:
         return None
     if node.kind == "max_pool2d_with_indices":
         kernel, stride, padding, dilation, ceil = _filled(values, (), 0, 1, False)
-        return None if ceil else _aten_windows(graph, node, _listed(kernel, 2), stride or kernel, padding, dilation)
+        reads = _aten_windows(graph, node, _listed(kernel, 2), stride or kernel, padding, dilation)
+        return None if ceil else _by_channels(graph, node, reads)
     if node.kind == "avg_pool2d":
         kernel, stride, padding, ceil, _, divisor = _filled(values, (), 0, False, True, None)
         odd = ceil or divisor or any(_listed(padding, 2))  # an average counts its padding, or does not
-        return None if odd else _aten_windows(graph, node, _listed(kernel, 2), stride or kernel, padding, 1)
+        return None if odd else _by_channels(graph, node, _aten_windows(graph, node, _listed(kernel, 2), stride or kernel, padding, 1))
     if node.kind in ("mm", "addmm"):
         first = 1 if node.kind == "addmm" else 0
         return _by_rows(graph, node, node.inputs[values[first].position], node.inputs[values[first + 1].position])
@@ -136,7 +139,7 @@ def _of_group(graph: EdgeGraph, node: EdgeNode) -> NodeWindows | None:
     if len(members) < len(nodes) or sum(not each.is_number_by_number for each in members) > 1:
         return None
     wide = next((each for each in members if not each.is_number_by_number), None)
-    axes = frozenset.intersection(*(each.axes for each in members))
+    axes = frozenset.intersection(*(each.axes for each in members)) - {1 for each in members if each.weights}
     outer = [tensor for tensor in node.inputs if not is_weight(graph, tensor)]
     inside: dict[int, Mapping[int, SliceWindow]] = {}  # by tensor of the body: how the group's result reads it
     for member, reads in zip(reversed(nodes), reversed(members), strict=True):
@@ -191,6 +194,19 @@ def _alone(graph: EdgeGraph, node: EdgeNode, tensor: int, windows: Mapping[int, 
     return NodeWindows(frozenset(windows), {tensor: windows}, all(each == SliceWindow() for each in windows.values()))
 
 
+def _by_channels(graph: EdgeGraph, node: EdgeNode, reads: NodeWindows | None, groups: int | None = None) -> NodeWindows | None:
+    """The same along axis 1, too: each channel reads its own one (None: of a pooling), or with a single group all of them."""
+    channels = graph.tensors[node.outputs[0]].shape[1]
+    if reads is None or channels < 2 or groups not in (None, 1, channels) or 1 in reads.axes:
+        return reads
+    ((tensor, windows),) = reads.of_input.items()
+    if groups == channels and graph.tensors[tensor].shape[1] != channels:
+        return reads
+    own = {} if groups == 1 else {1: SliceWindow()}
+    weights = frozenset(at for at in node.inputs if at >= 0 and is_weight(graph, at) and graph.tensors[at].shape[:1] == (channels,))
+    return NodeWindows(reads.axes | {1}, {tensor: {**own, **windows}}, False, weights)
+
+
 def _by_rows(graph: EdgeGraph, node: EdgeNode, rows: int, weights: int) -> NodeWindows | None:
     """[..., m, k] @ [k, n] with weights: each row of the result reads one row."""
     shape = graph.tensors[node.outputs[0]].shape
@@ -200,11 +216,8 @@ def _by_rows(graph: EdgeGraph, node: EdgeNode, rows: int, weights: int) -> NodeW
     if any(each not in ((), (1,)) for each in others) and node.kind != "addmm":
         return None
     windows = {axis: SliceWindow() for axis, extent in enumerate(shape[:-1]) if extent > 1}
-    return (
-        NodeWindows(frozenset(windows), {rows: windows})
-        if all(is_weight(graph, at) for at in node.inputs if at not in (-1, rows))
-        else None
-    )
+    others_are_weights = all(is_weight(graph, at) for at in node.inputs if at not in (-1, rows))
+    return NodeWindows(frozenset(windows), {rows: windows}) if others_are_weights else None
 
 
 def _number_by_number(graph: EdgeGraph, node: EdgeNode, whole: Sequence[int], apart: Sequence[int] = ()) -> NodeWindows:

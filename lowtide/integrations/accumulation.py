@@ -42,9 +42,7 @@ class FrameworkOptions:
     def within_bytes_of(self, step: Step) -> FrameworkOptions:
         """The same with as many bytes as a share is of this step's own peak: every other step keeps to them, too."""
         limit = Limit.of(self.memory)
-        if limit.memory is None:
-            return self
-        return replace(self, memory=limit.within(limit.memory.of_peak(step.plan.eager_peak_bytes)).given)
+        return replace(self, memory=limit.fixed(step.plan.eager_peak_bytes).given) if limit.is_of_memory else self
 
 
 def _of_batch(dynamic: Mapping[Any, Any], at: int) -> list[tuple[str, dict[Any, Any]]]:

@@ -90,9 +90,7 @@ Example = tuple[nn.Module, Any, Callable[..., Tensor], str]
 
 
 def _of_timm(name: str, setting: Setting) -> Example | None:
-    if (timm := _library("timm")) is None:
-        return None
-    if os.path.exists(name) or not timm.is_model(name):
+    if os.path.exists(name) or (timm := _library("timm")) is None or not timm.is_model(name):
         return None
     with torch.device("meta"):
         model = _in_precision(timm.create_model(name), setting)

@@ -20,7 +20,7 @@ from torch import fx
 from lowtide.api.arguments import check_memories
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
-from lowtide.base.stages import Stages
+from lowtide.base.messages import Stages
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.memory import order_problem, simulate
@@ -31,7 +31,7 @@ from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
-from lowtide.planning.request import Limit, Memory, MemoryLimits, sweeps_of
+from lowtide.planning.request import Limit, MemoryLimits, sweeps_of
 from lowtide.rewrite.base import replace_nodes
 from lowtide.runtime.program import Program
 from lowtide.schedule import Auto
@@ -247,12 +247,12 @@ def _planned(maker: StepMaker, batch: tuple[Any, ...], warned: bool = False) -> 
     try:
         return maker.plan_of_most_steps(batch, {})[1]
     except BudgetError as error:
-        memory = maker.settings.limit.memory
-        if memory is None or (memory.share is None and not warned):
+        limit = maker.settings.limit
+        if not limit.is_of_memory or (limit.share is None and not warned):
             raise
         if not warned:
-            _log.warning("a graph of torch.compile cannot keep to %.0f%% of its own peak; the least is used", 100 * (memory.share or 0))
-        least = replace(maker.settings, limit=Limit(Memory(error.smallest_peak_bytes)))
+            _log.warning("a graph of torch.compile cannot keep to %.0f%% of its own peak; the least is used", 100 * (limit.share or 0))
+        least = replace(maker.settings, limit=Limit(error.smallest_peak_bytes))
         return _planned(replace(maker, settings=least), batch, warned=True)
 
 

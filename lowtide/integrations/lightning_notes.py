@@ -48,8 +48,8 @@ class UnknownValue:
         self._refuse()
 
 
-for _name in ("bool", "float", "int", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "neg", "add", "radd", "sub",
-              "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "rmod", "pow", "rpow", "iter",
+for _name in ("bool", "float", "int", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "repr", "neg", "add", "radd",
+              "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "rmod", "pow", "rpow", "iter",
               "len", "getitem"):  # fmt: skip
     setattr(UnknownValue, f"__{_name}__", UnknownValue._refuse)
 

@@ -9,9 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, data_shapes, gradients, optimizers, parts, pools, statistics
+from lowtide.kernels import bits, data_shapes, layers, optimizers, parts, recurrent
 
-__all__ = ["bits", "data_shapes", "gradients", "made_of", "optimizers", "parts", "pools", "statistics"]
+__all__ = ["bits", "data_shapes", "layers", "made_of", "optimizers", "parts", "recurrent"]
 
 
 @cache

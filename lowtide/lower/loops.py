@@ -23,11 +23,9 @@ import torch
 from lowtide.ir.bodies import NEUTRAL, Into, Loop, is_loop
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.shapes.evaluate import python_text
-from lowtide.ir.shapes.points import at, sizes_of_arg
+from lowtide.ir.shapes.points import at, python_text, sizes_of_arg
 from lowtide.ir.sizes import Size, contiguous_stride
-from lowtide.lower.statements import VariableNames, deaths, releases, statements
-from lowtide.lower.transfers import Offloaded
+from lowtide.lower.statements import Offloaded, VariableNames, deaths, releases, statements
 
 _NOTHING = Offloaded(frozenset(), {}, frozenset())
 _INDENT = "    "

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments, values_of
-from lowtide.ir.operators.nodes import is_arithmetic
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.nodes import is_arithmetic, row_of
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.plan.contents import Decision
 

@@ -66,7 +66,7 @@ def answers(problem: PlaceProblem, placer: Placer, capacity_bytes: int | None = 
 def placed(
     problem: PlaceProblem,
     offsets: ArrayLike,
-    placer: Placer,
+    placer: object,
     *,
     capacity_bytes: int | None = None,
     bound_bytes: int = 0,

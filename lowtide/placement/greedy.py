@@ -15,13 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.base.solver_text import check_choice
-from lowtide.placement.base import Placement, Placer, placed, unplaced
+from lowtide.placement.base import Placement, placed, unplaced
 from lowtide.placement.fitting import FITS, ORDERS, FitRule, Order, fitted, sequence
+from lowtide.placement.free_lists import FreeLists
 from lowtide.placement.local import settled
 from lowtide.placement.strip import Strip, arena_bound_bytes
 from lowtide.problems.placement import Ints, PlaceProblem
 
 _MAX_LOOKS = 5_000_000_000  # of placing one block at another, in all passes of a portfolio: so many take some five seconds
+_FEWEST = 4  # passes where the blocks are too many for that; none of so many more, where `FreeLists` has an answer
 _OTHER_ROUNDS = 1 << 20  # of local search: rounds from here on differ from those that start at 0
 
 
@@ -29,7 +31,7 @@ class StripPlacement(NamedTuple):
     """A placement of a strip on its way to an answer."""
 
     offsets: Ints  # [n] of blocks
-    placer: Placer
+    placer: object  # that found it
     stats: Mapping[str, int]
 
 
@@ -131,7 +133,16 @@ class Portfolio:
         """At least one placement, each better than the one before, until one is within `enough_bytes`."""
         deadline = time.monotonic() + self.max_seconds
         comparisons, best, count = max(strip.count**2 // 2, 1), None, 0
-        for count, placer in enumerate(_PASSES[: max(_MAX_LOOKS // comparisons, 4)], 1):
+        if comparisons > _MAX_LOOKS:
+            for each in (FreeLists(), FreeLists(backward=True)):
+                at = each.offsets(strip)
+                if at is not None and (best is None or strip.top_bytes(at) < strip.top_bytes(best)):
+                    best = at
+                    yield StripPlacement(at, each, {"placements": 1 + each.backward})
+                    if strip.top_bytes(best) <= enough_bytes or time.monotonic() > deadline:
+                        return
+        passes = max(_MAX_LOOKS // comparisons, _FEWEST) if best is None or comparisons <= _FEWEST * _MAX_LOOKS else 0
+        for count, placer in enumerate(_PASSES[:passes], 1):
             placement = placer.strip_placement(strip, strip.ceiling_bytes(enough_bytes), deadline, count)
             if best is None or strip.top_bytes(placement.offsets) < strip.top_bytes(best):
                 best = placement.offsets

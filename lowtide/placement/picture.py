@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.base.extras import need
 from lowtide.base.files import write_whole
+from lowtide.base.messages import need
 from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
 from lowtide.plan.summary import bytes_text

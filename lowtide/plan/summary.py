@@ -15,8 +15,7 @@ from lowtide.base.messages import bytes_text, less_text, op_text, time_text
 from lowtide.errors import CheckError, of_kind
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Kind, Node
-from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.nodes import is_view, row_of
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import CostReport, Eviction, RuleReport, generated_lines
 from lowtide.plan.promises import lives, peak_bytes

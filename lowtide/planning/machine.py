@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lowtide.base.stages import Say, Stages
+from lowtide.base.messages import Say, Stages
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.device import Device
 from lowtide.cost.laboratory import Laboratory, TrialListener, provenance_here
@@ -20,7 +20,7 @@ from lowtide.planning.replan import found_like
 from lowtide.regions.compilation import as_compiled, compiled_as, compiled_graphs, compiled_like, compiled_ns
 from lowtide.regions.recomputation import as_recomputed, leaner_graphs
 from lowtide.rewrite.rewritings import Rewriting, TimesOf, aligned, aligned_as, rewritings
-from lowtide.split.graphs import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
+from lowtide.split.search import FoundGraph, MeasuredGraph, found_graphs, prepared, worth_parting
 
 _AS_FAST = 0.01  # of two steps whose times differ by this share none is faster: kernels are measured no better
 _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up to this

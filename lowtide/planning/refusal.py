@@ -23,7 +23,7 @@ from lowtide.plan.summary import snapshot_lines
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, OrderProblem
-from lowtide.split.graphs import loss_in_parts
+from lowtide.split.search import loss_in_parts
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ from lowtide.planning.request import Budget
 from lowtide.remat.write_out import rematerialise
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
 from lowtide.rewrite.rewritings import rewritten_as
-from lowtide.split.graphs import FoundGraph, prepared
 from lowtide.split.rewrite import Loops
+from lowtide.split.search import FoundGraph, prepared
 from lowtide.split.sets import SplitSet
 
 _WHOLE = "_whole_v1"  # what a body calls its place in a result

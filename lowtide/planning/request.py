@@ -156,54 +156,43 @@ HOST = "host"
 MemoryLimits: TypeAlias = int | str | Mapping[str, int | str | None] | None
 
 
-@dataclass(frozen=True)
-class Memory:
-    """An amount of memory, in bytes or as a share of the peak of the program as it stands."""
+def _amount(given: int | str) -> tuple[int | None, float | None]:
+    """Bytes, or the share of a peak, as a user wrote them. Raises TypeError and ValueError, which say what is expected."""
+    if isinstance(given, bool) or not isinstance(given, (int, str)):
+        raise TypeError(f"memory: {_WISH}; got {given!r}")
+    nbytes, share = (given, None) if isinstance(given, int) else _read(given)
+    if not share and (nbytes is None or nbytes <= 0):
+        raise ValueError(f"memory: {_WISH}; got {given!r}")
+    if nbytes is not None and nbytes > _MOST_BYTES:
+        raise ValueError(f"memory: expected at most {_MOST_BYTES} bytes, got more")
+    return nbytes, share
 
-    nbytes: int = 0
-    share: float | None = None
 
-    @classmethod
-    def of(cls, given: int | str) -> Memory:
-        """What a user wrote. Raises TypeError and ValueError, which say what is expected."""
-        if isinstance(given, bool) or not isinstance(given, (int, str)):
-            raise TypeError(f"memory: {_WISH}; got {given!r}")
-        memory = cls(given) if isinstance(given, int) else cls._read(given)
-        if memory is None or (memory.nbytes <= 0 and not memory.share):
-            raise ValueError(f"memory: {_WISH}; got {given!r}")
-        if memory.nbytes > _MOST_BYTES:
-            raise ValueError(f"memory: expected at most {_MOST_BYTES} bytes, got more")
-        return memory
-
-    @classmethod
-    def _read(cls, text: str) -> Memory | None:
-        amount = _AMOUNT.fullmatch(text)
-        if amount is None:
-            return None
-        number, unit = min(float(amount[1]), 2.0**63), amount[2].lower()
-        if unit == "%":
-            return cls(share=number / 100)
-        return cls(int(number * _UNITS[unit])) if unit in _UNITS else None
-
-    def of_peak(self, eager_peak_bytes: int) -> int:
-        """In bytes, of a program whose own peak is `eager_peak_bytes`."""
-        return self.nbytes if self.share is None else min(int(self.share * eager_peak_bytes), _MOST_BYTES)
+def _read(text: str) -> tuple[int | None, float | None]:
+    amount = _AMOUNT.fullmatch(text)
+    if amount is None:
+        return None, None
+    number, unit = min(float(amount[1]), 2.0**63), amount[2].lower()
+    if unit == "%":
+        return None, number / 100
+    return (int(number * _UNITS[unit]) if unit in _UNITS else None), None
 
 
 @dataclass(frozen=True)
 class Limit:
     """What a step is to keep to, as users say it: an amount of memory, a multiple of the time, or nothing."""
 
-    memory: Memory | None = None
+    memory_bytes: int | None = None
     latency: float | None = None
     host_bytes: int | None = None  # that may be pinned, beside either
+    share: float | None = None  # of the peak of the program as it stands, in the place of bytes
     device: str = ""  # whose memory was limited by its name
 
     @classmethod
     def of(cls, memory: MemoryLimits, latency: float | None = None) -> Limit:
         """What a user wrote. Raises TypeError and ValueError, which say what is expected."""
-        limit = cls._of_memories(memory) if isinstance(memory, Mapping) else cls(None if memory is None else Memory.of(memory))
-        if limit.memory is not None and latency is not None:
+        limit = cls._of_memories(memory) if isinstance(memory, Mapping) else cls() if memory is None else cls()._with(memory)
+        if limit.is_of_memory and latency is not None:
             raise TypeError("memory and latency: expected one limit or none, got both: the other is what is made as small as can be")
         return replace(limit, latency=checked_latency(latency))
 
@@ -217,27 +206,40 @@ class Limit:
             )
         host = given.get(HOST)
         device = given[named[0]] if named else None
-        return cls(None if device is None else Memory.of(device), None, None if host is None else _host_bytes(host), "".join(named))
+        limit = cls(host_bytes=None if host is None else _host_bytes(host), device="".join(named))
+        return limit if device is None else limit._with(device)
+
+    def _with(self, memory: int | str) -> Limit:
+        nbytes, share = _amount(memory)
+        return replace(self, memory_bytes=nbytes, share=share)
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether the device's memory is limited."""
+        return self.memory_bytes is not None or self.share is not None
 
     @property
     def is_limit(self) -> bool:
         """Whether there is something to keep to, so that times matter: without, nothing is copied to the host, whatever it has room for."""
-        return self.memory is not None or self.latency is not None
+        return self.is_of_memory or self.latency is not None
 
     @property
     def given(self) -> MemoryLimits:
         """The limits of memory, as users write them in bytes; a share is none."""
-        device_bytes = None if self.memory is None or self.memory.share is not None else self.memory.nbytes
-        by_name = {self.device or _DEVICES[0]: device_bytes, HOST: self.host_bytes}
-        return device_bytes if self.host_bytes is None else {name: nbytes for name, nbytes in by_name.items() if nbytes is not None}
+        by_name = {self.device or _DEVICES[0]: self.memory_bytes, HOST: self.host_bytes}
+        return self.memory_bytes if self.host_bytes is None else {name: nbytes for name, nbytes in by_name.items() if nbytes is not None}
 
     def within(self, memory_bytes: int) -> Limit:
         """So many bytes of the device in place of another limit; that of the host stays."""
-        return replace(self, memory=Memory(memory_bytes), latency=None)
+        return replace(self, memory_bytes=memory_bytes, share=None, latency=None)
+
+    def fixed(self, eager_peak_bytes: int) -> Limit:
+        """The same with a share in bytes, of a program whose own peak is `eager_peak_bytes`."""
+        return self if self.share is None else self.within(min(int(self.share * eager_peak_bytes), _MOST_BYTES))
 
     def budget(self, eager_peak_bytes: int) -> Budget:
         """The same in bytes, for a program whose own peak is `eager_peak_bytes`."""
-        return Budget(None if self.memory is None else self.memory.of_peak(eager_peak_bytes), self.latency, self.host_bytes)
+        return Budget(self.fixed(eager_peak_bytes).memory_bytes, self.latency, self.host_bytes)
 
 
 def _host_bytes(given: int | str) -> int:
@@ -248,12 +250,12 @@ def _host_bytes(given: int | str) -> int:
     if given == 0:
         raise ValueError(f"{wish}; got 0: to copy nothing there, leave `{HOST}` out and say run=lowtide.Run(swap=False)")
     try:
-        memory = Memory.of(given)
+        nbytes, share = _amount(given)
     except ValueError:
         raise ValueError(f"{wish}; got {given!r}") from None
-    if memory.share is not None:
+    if nbytes is None or share is not None:
         raise ValueError(f"{wish}; got {given!r}: a share is of the program's own peak, and as it stands it pins nothing on the {HOST}")
-    return memory.nbytes
+    return nbytes
 
 
 def checked_latency(given: float | None) -> float | None:

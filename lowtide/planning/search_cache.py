@@ -25,8 +25,7 @@ import numpy as np
 
 from lowtide.base import fields
 from lowtide.base.fields import SEAL, checksum
-from lowtide.base.files import locked, read_utf8, write_whole
-from lowtide.base.folders import directory, warn_not_cached
+from lowtide.base.files import directory, locked, read_utf8, warn_not_cached, write_whole
 from lowtide.base.solver_text import described
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError, FormatError

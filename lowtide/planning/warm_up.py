@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 from lowtide.base.kernels import can_be_cached, is_at_hand
-from lowtide.base.workers import processors
+from lowtide.base.process import processors
 from lowtide.remat.eviction import go_through, warm_up_eviction
 from lowtide.remat.local_moves import warm_up_local_moves
 from lowtide.remat.seeds import warm_up_seeds

@@ -36,8 +36,7 @@ from lowtide.planning.planner import checked, in_its_order
 from lowtide.planning.refusal import refusal
 from lowtide.planning.request import Request
 from lowtide.problems.order import Bytes, Ints
-from lowtide.ranges.candidate import Pace, Ranged, paces_at
-from lowtide.ranges.points import largest, sample_points
+from lowtide.ranges.candidate import Pace, Ranged, largest, paces_at, sample_points
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.write_out import rematerialise
 from lowtide.schedule.base import scheduled

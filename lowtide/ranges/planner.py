@@ -25,9 +25,8 @@ from lowtide.planning.planner import Planner
 from lowtide.planning.refusal import refuse_impossible
 from lowtide.planning.request import Budget, Request
 from lowtide.problems.order import Bytes, Ints, OrderProblem
-from lowtide.ranges.candidate import Ranged
+from lowtide.ranges.candidate import Ranged, ShapePoint, judged_at, largest, on_the_way, sample_points, smallest
 from lowtide.ranges.family import JudgedSequences, Member, PlanFamily, in_order, in_sequence
-from lowtide.ranges.points import ShapePoint, judged_at, largest, on_the_way, sample_points, smallest
 from lowtide.remat.archive import Point
 from lowtide.schedule import Schedule, schedule_all
 from lowtide.schedule.cuts import cut_bound_bytes

@@ -23,14 +23,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from lowtide.base.graphs import connected, in_turn
 from lowtide.cpu.regions import body_of
 from lowtide.ir.bodies import INDUCTOR
-from lowtide.ir.edges import predecessors
+from lowtide.ir.edges import connected, in_turn, predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value, arguments
-from lowtide.ir.operators.nodes import is_random, is_view
+from lowtide.ir.operators.nodes import functional_base, is_random, is_view, row_of, writes_in_place
 from lowtide.ir.operators.row import REGION
-from lowtide.ir.operators.table import functional_base, row_of, writes_in_place
 
 _MOST_NODES = 64  # of a cluster
 _FEWEST = 2  # that compute

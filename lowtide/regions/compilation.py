@@ -9,6 +9,8 @@ so many: each takes a second. They are compiled beside one another (`workers`), 
 Inductor takes a body as a torch.fx module of its arguments in their order, which returns its results; numbers are given as tensors of no
 dimensions. An operator whose argument must be a number takes none that differs from call to call: such a one is written in sums and
 products.
+
+`serve` is the other end of `workers`: a process that does nothing but have inductor compile bodies, one at a time, as it is asked to.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import operator as python
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,18 +32,18 @@ from lowtide.base.messages import warn
 from lowtide.cost.cache import Cache
 from lowtide.cost.operators import argument, operator
 from lowtide.cost.profiler import measure_memory_of_each
+from lowtide.cost.trial_process import Reply, answer_all
 from lowtide.cpu.comparison import is_faster, made_up, measured_ns
 from lowtide.errors import LowtideError
 from lowtide.ir.bodies import Region, is_by_inductor
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.operators.table import functional_base, writes_in_place
+from lowtide.ir.operators.nodes import functional_base, writes_in_place
 from lowtide.ir.sizes import ITEM_BYTES
-from lowtide.ir.text.graph_text import to_text
+from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
-from lowtide.regions.inductor import Run, TensorSpec, circumstances, compiled, is_compiled, number
-from lowtide.regions.workers import compile_all
+from lowtide.regions.inductor import Run, TensorSpec, begin, circumstances, compile_all, compile_sample, compiled, is_compiled, number
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
@@ -310,3 +314,25 @@ def _moved_bytes(body: Graph) -> int:
 @lru_cache
 def _warn_once(sentence: str) -> None:
     warn(sentence, RuntimeWarning)
+
+
+def serve(setup: dict[str, Any]) -> None:
+    """Answer requests until there are no more. `setup` is the first line that came in."""
+    answer_all(setup, partial(_warm_up, setup), _answer)
+
+
+def _warm_up(setup: dict[str, Any]) -> None:
+    """Import inductor; where nothing was compiled yet, have it compile what all kernels share."""
+    torch.set_num_threads(setup["threads"])
+    begin()
+    if setup["is_first"]:
+        with tempfile.TemporaryDirectory() as folder:
+            compile_sample(Path(folder) / "sample.bin")
+
+
+def _answer(request: dict[str, Any]) -> Reply:
+    try:
+        make(request["key"], parse(request["body"]))
+    except NativeError as error:
+        return {"failure": str(error)}
+    return {}

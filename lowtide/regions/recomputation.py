@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, with_values
-from lowtide.ir.operators.nodes import is_view
-from lowtide.ir.operators.table import functional_base
+from lowtide.ir.operators.nodes import functional_base, is_view
 from lowtide.regions.clusters import components, is_simple
 from lowtide.rewrite.base import Forward, Rewritten, Uses, is_dense, replace_nodes
 from lowtide.schedule.cuts import select

@@ -30,7 +30,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.base.workers import Helper
+from lowtide.base.process import Helper
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.eviction import EvictionAttempt, ScoreWeights, attempt
@@ -55,8 +55,8 @@ _AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _LARGE = 500  # nodes of a problem for which a second thread is worth waking
 _POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
-_STEEP, _TRIED = 4, 240  # a limit between two for every so many levels; a share of the round for local moves from one schedule there
-_ABOVE = (0, 2, 3)  # levels above such a limit whose schedules they go on from
+_STEEP, _TRIED = 4, 150  # a limit between two for every so many levels; a share of the round for local moves from one schedule there
+_ABOVE = (0, 1, 2, 4)  # levels above such a limit whose schedules they go on from
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 # Called by either thread with the share of the effort that is done, and what was found.
@@ -230,10 +230,13 @@ class _SweepSearch:
             self.refine(reached)
 
     def plant(self, levels: Sequence[int]) -> None:
-        """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them."""
-        until = self.round.runs // _PLANTED
+        """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them.
+
+        Of a graph whose orders those of another beat as they stand, none is planned.
+        """
+        until, worth = self.round.runs // _PLANTED, {point.problem for point in self.archive.points}
         for which, (problem, orders) in enumerate(zip(self.problems, self.orders, strict=True)):
-            for order in orders if problem.links is None else ():
+            for order in orders if problem.links is None and which in worth else ():
                 for sequence in islice(self.seeds.of(problem, order, levels), self.round.states // 20):
                     if self.over() or self.runs >= until:
                         return
@@ -371,7 +374,7 @@ class _SweepSearch:
         on from schedules of levels above, too: these are not stuck where those of the limit are.
         """
         limits = sorted({*reached, self.archive.points[0].peak_bytes})
-        step = min((above - below for below, above in pairwise(reversed(reached))), default=0)
+        step = max((above - below for above, below in pairwise(reached)), default=0)  # the last levels lie closer
         for _ in range(len(reached) // _STEEP):
             times_us = [point.time_us for limit in limits if (point := self.archive.within(limit)) is not None]
             wide = [at for at in range(1, len(limits)) if limits[at] - limits[at - 1] > step // 16]

@@ -9,8 +9,8 @@ from pathlib import Path
 from lowtide.errors import FormatError
 from lowtide.placement.picture import FORMATS, check_picture
 from lowtide.plan.contents import Contents
+from lowtide.report.chart import svg
 from lowtide.report.exports import memory_viz, save_memory_viz, save_picture, save_trace
-from lowtide.report.inline import svg
 from lowtide.report.page import page, save_page
 
 _Writer = Callable[[Contents, "str | os.PathLike[str]"], None]

@@ -16,7 +16,7 @@ import sympy
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.result_specs import is_gapless
-from lowtide.ir.shapes.evaluate import size_at
+from lowtide.ir.shapes.points import size_at
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES, Size, contiguous_stride, product
 

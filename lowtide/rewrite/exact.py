@@ -36,7 +36,7 @@ from functools import partial
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value, arguments
 from lowtide.ir.operators.nodes import CONVERTS, HOLDS, is_view, made_within, refused_beyond
-from lowtide.ir.operators.shapes import Bounds
+from lowtide.ir.operators.row import Bounds
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES
 from lowtide.rewrite.base import Match, Uses, bytes_of_bits, count_of, is_backward, is_dense, is_row_by_row, layout, taking

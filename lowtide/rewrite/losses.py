@@ -35,7 +35,7 @@ from math import prod
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.table import forms_of
+from lowtide.ir.operators.nodes import forms_of
 from lowtide.ir.sizes import ITEM_BYTES, contiguous_stride, product
 from lowtide.rewrite.base import Rewritten, replace_nodes
 

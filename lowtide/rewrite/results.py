@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Graph, Node, Value
+from lowtide.ir.operators.nodes import ROWS, row_of
 from lowtide.ir.operators.row import CLONE
-from lowtide.ir.operators.table import ROWS, row_of
 from lowtide.rewrite.base import Rewritten, layout, replace_nodes
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Arg, Node, Storage, Value
-from lowtide.ir.operators.table import forms_of
+from lowtide.ir.operators.nodes import forms_of
 from lowtide.ir.sizes import contiguous_stride
 from lowtide.rewrite.base import Match, Uses, count_of, is_dense, is_row_by_row, layout
 

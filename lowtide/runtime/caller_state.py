@@ -13,8 +13,7 @@ from torch import nn
 
 from lowtide.kernels.optimizers import each_of
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.tokens import Token, Tokens
-from lowtide.runtime.watch import Watch, global_hooks, switches
+from lowtide.runtime.tokens import Token, Tokens, Watch, global_hooks, switches
 
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 _ABOUT_FILES = frozenset({

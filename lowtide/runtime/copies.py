@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -36,7 +37,46 @@ from weakref import WeakValueDictionary
 import torch
 
 from lowtide.ir.sizes import pinned_block_bytes
-from lowtide.runtime.streams import NOTHING, CudaStreams, Stream, Streams
+
+Wait: TypeAlias = Callable[[], object]
+NOTHING: Wait = bool
+
+
+@dataclass(frozen=True)
+class CudaStreams:
+    """What copies want of a CUDA device: streams, moments to wait for, and memory of the host that it reaches by itself."""
+
+    device: torch.device
+
+    def computing(self) -> torch.cuda.Stream:
+        """The stream that the program's operators run on now."""
+        return torch.cuda.current_stream(self.device)
+
+    def copying(self) -> torch.cuda.Stream:
+        """A stream that waits for nobody unless told to."""
+        return torch.cuda.Stream(self.device)
+
+    def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Give a stream the work of copying bytes; returns at once, as one end is pinned."""
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Page-locked memory; the first request for it makes the device wait, so it is kept."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def wait(self, stream: torch.cuda.Stream) -> Wait:
+        """What has the host itself wait for all work given to a stream by then. A function of C; nothing where a graph is captured."""
+        return NOTHING if self.capturing() else super(torch.cuda.Stream, stream).synchronize  # its own is Python's
+
+    def capturing(self) -> bool:
+        """Whether what is given to the computing stream now becomes a CUDA graph, which is run later."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def let_go(self) -> None:
+        """PyTorch's allocator keeps such memory, until copies that still read it are done and it is told to let it go."""
+        torch.cuda.synchronize(self.device)
+        torch.accelerator.empty_host_cache()
 
 
 @dataclass(frozen=True)
@@ -95,9 +135,9 @@ class StreamedMemory:
     whenever its owner wants. PyTorch keeps pinned memory that is asked for meanwhile as long as the graph.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: CudaStreams) -> None:
         self.streams = streams
-        self._way: tuple[Stream, Stream] | None = None  # to the host and back; made by the first run
+        self._way: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None  # to the host and back; made by the first run
         self._idle: dict[int, list[_Buffer]] = {}  # by size; `append` and `pop` are safe among threads
         self._made, self._used, self._most = Counter[int](), Counter[int](), Counter[int]()  # buffers by size: all, in use, in use at once
         self._most_bytes: int | None = None
@@ -105,7 +145,8 @@ class StreamedMemory:
 
     def home(self, tensor: torch.Tensor) -> torch.Tensor:
         """As PyTorch pins memory, of its own: it is the caller's."""
-        return _on(self.streams.pinned(tensor.untyped_storage().nbytes()), tensor)
+        memory = self.streams.pinned(tensor.untyped_storage().nbytes()).untyped_storage()
+        return torch.empty(0, dtype=tensor.dtype).set_(memory, 0, tensor.size(), tensor.stride())
 
     def transfers(self, most_bytes: int | None = None) -> StreamedTransfers:
         """For one run, in which all runs together pin no more than so many bytes, as far as that run's own need leaves it so."""
@@ -159,7 +200,8 @@ class _StreamedCopy:
     """What a store hands out. Its buffer goes back when nobody refers to it any more, also where a step fails in its midst."""
 
     def __init__(self, memory: StreamedMemory, layout: TensorLayout) -> None:
-        self.layout, self.stored = layout, None
+        self.layout = layout
+        self.stored: Any = None  # the moment from which on the copy is whole
         self._memory, self.buffer = memory, memory.take(layout.nbytes)
 
     @property
@@ -175,10 +217,10 @@ class _StreamedCopy:
 class StreamedTransfers:
     """One run's copies. The computing stream is looked up anew each time: it is the one that operators go to."""
 
-    def __init__(self, memory: StreamedMemory, to_host: Stream, from_host: Stream) -> None:
+    def __init__(self, memory: StreamedMemory, to_host: torch.cuda.Stream, from_host: torch.cuda.Stream) -> None:
         self._memory, self._streams = memory, memory.streams
         self._to_host, self._from_host = to_host, from_host
-        self._begun: dict[int, Stream] = {}  # by identity: those that were given work
+        self._begun: dict[int, torch.cuda.Stream] = {}  # by identity: those that were given work
         self._arriving: dict[int, Any] = {}  # by address: the moment at which a loaded storage is filled
         self._empty: dict[int, tuple[torch.Tensor, _StreamedCopy]] = {}  # by identity: what the caller is owed
         self._saving: dict[int, Any] = {}  # by address: the moment at which a storage is copied to where it lies between steps
@@ -207,7 +249,7 @@ class StreamedTransfers:
         copy.stored = self._to_host.record_event()
         return copy
 
-    def _after_computing(self, stream: Stream) -> None:
+    def _after_computing(self, stream: torch.cuda.Stream) -> None:
         """What it is given from here on comes after what is computed so far."""
         if id(stream) not in self._begun:
             self.last_waits[stream is self._from_host] = self._streams.wait(stream)
@@ -287,11 +329,6 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _like(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
-
-
-def _on(memory: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor like that one, on other memory."""
-    return torch.empty(0, dtype=tensor.dtype).set_(memory.untyped_storage(), 0, tensor.size(), tensor.stride())
 
 
 _known: WeakValueDictionary[str, StreamedMemory] = WeakValueDictionary()

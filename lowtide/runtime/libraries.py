@@ -28,7 +28,7 @@ from functools import wraps
 from pathlib import Path
 from typing import IO, Any
 
-from lowtide.base.folders import own_folder, warn_if_not_cached, warn_not_cached
+from lowtide.base.files import own_folder, warn_if_not_cached, warn_not_cached
 
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
 _COMPILERS = ("c++", "g++", "clang++")

@@ -20,8 +20,7 @@ from lowtide.base.places import Position
 from lowtide.ir.graph import Graph, Kind, Slot
 from lowtide.runtime.caller import Caller, layout_of, looks_like
 from lowtide.runtime.caller_state import CallerState, Location, Reads
-from lowtide.runtime.tokens import Identity, Token, Tokens
-from lowtide.runtime.watch import ContentWatch, Watch
+from lowtide.runtime.tokens import ContentWatch, Identity, Token, Tokens, Watch
 
 
 @dataclass(frozen=True)

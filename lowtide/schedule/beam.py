@@ -42,12 +42,7 @@ class Beam:
             return scheduled(problem, (), self)
         words = np.random.default_rng(_SEED).integers(0, 2**63, (problem.node_count, 2), np.int64)
         order, is_complete, states = _search(
-            problem.arrays,
-            problem.start_bytes,
-            lower_bound_bytes(problem) - problem.resident_bytes,
-            words,
-            self.width,
-            self.max_states,
+            problem.arrays, problem.start_bytes, lower_bound_bytes(problem) - problem.resident_bytes, words, self.width, self.max_states
         )
         schedule = scheduled(problem, order, self, stats={"states": int(states)})
         return scheduled(problem, order, self, bound_bytes=schedule.peak_bytes, stats=schedule.stats) if is_complete else schedule

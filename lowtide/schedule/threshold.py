@@ -12,20 +12,7 @@ import numpy as np
 
 from lowtide.base.kernels import kernel
 from lowtide.schedule.commits import commit_all, take_back
-from lowtide.schedule.downsets import (
-    DONE,
-    HASH,
-    LIVE,
-    MOVES,
-    READY,
-    SALT,
-    DownsetNet,
-    DownsetWalk,
-    added_bytes,
-    need_bytes,
-    run,
-    undo,
-)
+from lowtide.schedule.downsets import DONE, HASH, LIVE, MOVES, READY, SALT, DownsetNet, DownsetWalk, added_bytes, need_bytes, run, undo
 
 YES, NO, PAUSED, FULL = range(4)  # what `search` came back with; FULL: the table wants more room
 NEVER = 1 << 62  # a bound that no problem reaches

@@ -1,4 +1,4 @@
-"""What is one dimension through a whole graph: the dimension graph of MAGIS (section 4.1) and its connected components.
+"""What is one dimension through a whole graph (the dimension graph of MAGIS, section 4.1), its components and what they are called.
 
 A node of it is a dimension of a value; operators tie together what each of their axes runs through. So the batch of a training step is one
 component, from the inputs to the gradients of the weights, which are summed over it; what a batch and its tokens were merged into belongs
@@ -12,22 +12,41 @@ what a part makes is its own tensor, of [tokens x part, features]. So an operato
 elsewhere, if both ends are cut where rows are apart: a slice of what lies merged outside of a set is none that a view could be.
 
 Reshapes begin it, where several dimensions become one, and operators pass it on along the axes that have a unit for each row.
+
+`print(ComponentTable.of(dimensions))` tells the components. One is named by the strongest of its signs: a named dimension of the example's
+shapes; its place in the batch ("batch", "tokens", "channels", "height", "width"); heads of an attention, classes of a loss; channels of a
+convolution. One without signs is called after what it was before an operator that closed it, or after the place in the batch of the same
+extent, unless a parameter has it; else "features". To the name comes the module within which all of it lies, by which components that
+repeated blocks have alike make one line.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.base.graphs import connected
-from lowtide.ir.graph import Graph, Node, Value
+from lowtide.base.messages import bytes_text
+from lowtide.ir.edges import connected
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.operators.axes import Axis, Reduced, cut_by, innermost, is_innermost
-from lowtide.ir.operators.nodes import axes_of
+from lowtide.ir.operators.nodes import axes_of, row_of
 from lowtide.ir.operators.views import groups
 from lowtide.ir.sizes import Size
+from lowtide.plan.summary import pattern
 
 Axes = tuple[Axis, ...]
 _Rows = tuple[Value, int]  # a value, and a dimension of it that others were merged into
+_BY_RANK = {  # places in the batch, by the rank of what is given; whole numbers are tokens
+    "whole": ("batch", "tokens"),
+    1: ("batch",),
+    2: ("batch", "features"),
+    3: ("batch", "tokens", "features"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
+_STRENGTH = ("batch", "tokens", "height", "width", "depth", "heads", "classes", "channels", "features")
+_LINES = 24
 
 
 def with_inner(graph: Graph, axes: Sequence[Axes]) -> tuple[Axes, ...]:
@@ -164,3 +183,189 @@ class _DimensionNumbers:
             self.inner[value, dim] = self.count
             self.count += 1
         return self.inner[value, dim]
+
+
+@dataclass(frozen=True)
+class AlikeParts:
+    """Parts that are alike."""
+
+    name: str  # "heads of h.*.attn"
+    components: tuple[int, ...]
+    least: Size  # extent along it
+    most: Size
+    operators: int  # that can be run in parts along it
+    sums: int  # of these, those whose results are put together
+    made_bytes: int  # of the storages that are made in parts along it
+
+    def __str__(self) -> str:
+        extent = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        count = f"{len(self.components)} x " if len(self.components) > 1 else ""
+        return f"{count + self.name:<48}{extent:>16}{self.operators:>8}{self.sums:>8}{bytes_text(self.made_bytes):>14}"
+
+
+@dataclass(frozen=True)
+class ComponentTable:
+    """The components of a dimension graph, those that make the most bytes first."""
+
+    lines: tuple[AlikeParts, ...]
+
+    @classmethod
+    def of(cls, dimensions: DimensionGraph) -> ComponentTable:
+        facts = _facts(dimensions)
+        names = _named(dimensions, facts)
+        groups: defaultdict[str, list[int]] = defaultdict(list)
+        for component, name in names.items():
+            groups[name].append(component)
+        lines = [_line(name, components, [facts[component] for component in components]) for name, components in groups.items()]
+        return cls(tuple(sorted(lines, key=lambda line: -line.made_bytes)))
+
+    def __str__(self) -> str:
+        head = f"{'dimension':<48}{'extent':>16}{'nodes':>8}{'sums':>8}{'made along it':>14}"
+        rest = [f"and {len(self.lines) - _LINES} more"] if len(self.lines) > _LINES else []
+        return "\n".join([head, *map(str, self.lines[:_LINES]), *rest])
+
+    def short(self, most: int = 4) -> str:
+        """The largest in a line: "batch (2 to 512; 1.20 GiB), ..."."""
+        texts = [f"{line.name} ({_extent(line)}; {bytes_text(line.made_bytes)})" for line in self.lines[:most]]
+        return ", ".join(texts)
+
+
+def _extent(line: AlikeParts) -> str:
+    return f"{line.least}" if line.least == line.most else f"{line.least} to {line.most}"
+
+
+@dataclass(eq=False)
+class _Facts:
+    """What is gathered of one component."""
+
+    least: Size = 0
+    most: Size = 0
+    operators: int = 0
+    sums: int = 0
+    module: list[str] | None = None  # the path that all operators share so far
+    signs: set[str] = field(default_factory=set)
+    storages: dict[Storage, None] = field(default_factory=dict)
+
+    def meet(self, node: Node, axis: Axis) -> None:
+        self.operators += 1
+        self.sums += any(isinstance(role, Reduced) for role in axis.results)
+        path = node.source.module.split(".") if node.source is not None and node.source.module else []
+        self.module = path if self.module is None else _shared(self.module, path)
+        taken = {value.storage for value in node.inputs}
+        storages = (value.storage for value, role in zip(node.results, axis.results, strict=True) if isinstance(role, int))
+        self.storages |= dict.fromkeys(storage for storage in storages if storage not in taken)
+
+    def extend(self, extent: Size) -> None:
+        """One more extent; expressions are kept where there is no number yet."""
+        if isinstance(extent, int) and isinstance(self.least, int) and isinstance(self.most, int) and self.most:
+            self.least, self.most = min(self.least, extent), max(self.most, extent)
+        elif not self.most:
+            self.least = self.most = extent
+
+
+def _facts(dimensions: DimensionGraph) -> dict[int, _Facts]:
+    """By component, those along which some operator can run."""
+    facts: defaultdict[int, _Facts] = defaultdict(_Facts)
+    for node, axes, components in zip(dimensions.graph.nodes, dimensions.axes, dimensions.axis_components, strict=True):
+        for axis, component in zip(axes, components, strict=True):
+            facts[component].meet(node, axis)
+    for value, first in dimensions.first.items():
+        for dim, extent in enumerate(value.shape):
+            component = dimensions.component_of[first + dim]
+            if component in facts:
+                facts[component].extend(extent)
+    for component, sign in _signs(dimensions):
+        if component in facts:
+            facts[component].signs.add(sign)
+    for one, two in _kept(dimensions):
+        if one in facts and two in facts and not facts[two].signs:
+            facts[two].signs |= facts[one].signs
+    _called_by_extent(dimensions, facts)
+    return facts
+
+
+def _called_by_extent(dimensions: DimensionGraph, facts_of: dict[int, _Facts]) -> None:
+    """Names components that nothing else tells, and that no parameter has, by the batch's extents."""
+    parameters = (value for value in dimensions.graph.inputs if value.storage.kind is Kind.PARAMETER)
+    taken = {dimensions.component(value, dim) for value in parameters for dim in range(len(value.shape))}
+    places: dict[Size, str] = {}
+    for value, dim, place in _batch_places(dimensions.graph):
+        places.setdefault(value.shape[dim], place)
+    for component, facts in facts_of.items():
+        if not facts.signs and component not in taken and facts.least == facts.most and facts.least in places:
+            facts.signs.add(places[facts.least])
+
+
+def _signs(dimensions: DimensionGraph) -> Iterator[tuple[int, str]]:
+    """What tells the name of a component."""
+    symbols = {dimension.symbol: dimension.name for dimension in dimensions.graph.dimensions}
+    for value, dim, place in _batch_places(dimensions.graph):
+        yield dimensions.component(value, dim), symbols.get(value.shape[dim], place)
+    for node in dimensions.graph.nodes:
+        tensor = next((arg for arg in node.args if isinstance(arg, Value)), None)
+        if tensor is None:
+            continue
+        if "attention" in node.op or ("softmax." in node.op and len(tensor.shape) == 4):
+            yield dimensions.component(tensor, 1), "heads"
+        elif node.op.startswith("aten.nll_loss_forward.") and len(tensor.shape) == 2:
+            yield dimensions.component(tensor, 1), "classes"
+        elif node.op.startswith("aten.convolution.") and len(tensor.shape) > 2:
+            yield dimensions.component(tensor, 1), "channels"
+
+
+def _kept(dimensions: DimensionGraph) -> Iterator[tuple[int, int]]:
+    """Parts that are one dimension for people, before and after an operator that is closed along it, in program order."""
+    for node, axes in zip(dimensions.graph.nodes, dimensions.axes, strict=True):
+        before = node.args[0] if node.args else None
+        if not isinstance(before, Value) or row_of(node.op).view or row_of(node.op).untouched:
+            continue
+        cut = {dim for axis in axes for value, dim in cut_by(node, axis) if value is before}
+        for after in node.outputs:
+            if after is not None and len(after.shape) == len(before.shape):
+                closed = (dim for dim in range(len(after.shape)) if dim not in cut)
+                yield from ((dimensions.component(before, dim), dimensions.component(after, dim)) for dim in closed)
+
+
+def _batch_places(graph: Graph) -> Iterator[tuple[Value, int, str]]:
+    """The dimensions of the batch, and their usual names."""
+    for value in graph.inputs:
+        if value.storage.kind is Kind.INPUT:
+            yield from ((value, dim, place) for dim, place in zip(range(len(value.shape)), _places(value), strict=False))
+
+
+def _places(value: Value) -> Sequence[str]:
+    rank = len(value.shape)
+    return _BY_RANK["whole"] if value.dtype in ("int64", "int32") and rank <= 2 else _BY_RANK.get(rank, ())
+
+
+def _named(dimensions: DimensionGraph, facts: dict[int, _Facts]) -> dict[int, str]:
+    known = {dimension.name for dimension in dimensions.graph.dimensions}
+    names: dict[int, str] = {}
+    for component, mine in facts.items():
+        own = sorted(mine.signs & known)
+        sign = own[0] if own else next((each for each in _STRENGTH if each in mine.signs), "features")
+        module = pattern(".".join(mine.module or ()))
+        names[component] = f"{sign} of {module}" if module else sign
+    return names
+
+
+def _shared(one: list[str], two: list[str]) -> list[str]:
+    count = next((at for at, (mine, theirs) in enumerate(zip(one, two, strict=False)) if mine != theirs), min(len(one), len(two)))
+    return one[:count]
+
+
+def _line(name: str, components: list[int], facts: list[_Facts]) -> AlikeParts:
+    storages = {storage for each in facts for storage in each.storages}
+    least, most = facts[0].least, facts[0].most
+    for each in facts[1:]:
+        if all(isinstance(size, int) for size in (least, most, each.least, each.most)):
+            least, most = min(least, each.least), max(most, each.most)
+    return AlikeParts(
+        name,
+        tuple(components),
+        least,
+        most,
+        sum(each.operators for each in facts),
+        sum(each.sums for each in facts),
+        sum(storage.nbytes for storage in storages if isinstance(storage.nbytes, int)),
+    )

@@ -26,8 +26,7 @@ from lowtide.cost.device import Device
 from lowtide.cost.memory import counted_storages, order_problem, simulate
 from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
-from lowtide.ir.shapes.evaluate import sizes_at
-from lowtide.ir.shapes.points import Rewriter, sizes_of
+from lowtide.ir.shapes.points import Rewriter, sizes_at, sizes_of
 from lowtide.ir.sizes import Size
 from lowtide.problems.order import Ints, OrderProblem, Rows
 from lowtide.remat.cost import cost_of

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.ir.graph import Graph, Kind, Storage, Value
-from lowtide.split.dominators import Borders, Dominators, Heat
-from lowtide.split.sets import Grown, Regions, SplitSet
+from lowtide.split.sets import Borders, Dominators, Grown, Heat, Regions, SplitSet
 
 _HALVINGS = 8  # below the lowest interval
 _MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each visits those between its ends, four times

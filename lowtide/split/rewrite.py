@@ -32,12 +32,11 @@ from functools import cached_property
 from graphlib import CycleError
 from typing import TypeAlias
 
-from lowtide.base.graphs import in_turn
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.bodies import Into, Loop
-from lowtide.ir.edges import predecessors
+from lowtide.ir.edges import in_turn, predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.axes import Combine, is_innermost, merges_apart
 from lowtide.ir.operators.nodes import is_view
@@ -45,10 +44,8 @@ from lowtide.ir.operators.row import LOOP
 from lowtide.problems.order import OrderProblem
 from lowtide.rewrite.base import Rewritten, following
 from lowtide.schedule import Best, schedule
-from lowtide.split.dimensions import DimensionGraph
-from lowtide.split.names import AlikeParts, ComponentTable
-from lowtide.split.parts import Parts
-from lowtide.split.roles import MERGES, Roles, Split, check_set, refuse
+from lowtide.split.dimensions import AlikeParts, ComponentTable, DimensionGraph
+from lowtide.split.parts import MERGES, Parts, Roles, Split, check_set, refuse
 from lowtide.split.sets import Regions, SplitSet
 
 

@@ -30,9 +30,8 @@ import numpy as np
 from lowtide.base.kernels import kernel
 from lowtide.ir.edges import predecessors
 from lowtide.ir.graph import Graph, Kind, Node
-from lowtide.ir.operators.nodes import is_view
+from lowtide.ir.operators.nodes import is_view, row_of
 from lowtide.ir.operators.row import Fusion
-from lowtide.ir.operators.table import row_of
 from research.fusion.loops import extents_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.operators.shapes import ints, made_shape, shape_of
-from lowtide.ir.operators.table import functional_base
+from lowtide.ir.operators.nodes import functional_base
+from lowtide.ir.operators.row import ints, made_shape, shape_of
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math", "scaled_dot_product_attention",

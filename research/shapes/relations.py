@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from lowtide.ir.graph import Arg, Graph, Node, Value
-from lowtide.ir.operators.table import functional_base
+from lowtide.ir.operators.nodes import functional_base
 from lowtide.ir.shapes.polynomial import Polynomial, number
 from lowtide.ir.sizes import Size, product
 from research.shapes.compare import sign_of

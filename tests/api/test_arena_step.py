@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.api import arena as api_arena
-from lowtide.base.stages import Stages
+from lowtide.api import step_memory as api_arena
+from lowtide.base.messages import Stages
 from lowtide.runtime.arena import native
 from lowtide.runtime.libraries import once
 from tests.api.networks import chosen_rows, convnet, cross_entropy, pictures, rows, sgd, squares, workload

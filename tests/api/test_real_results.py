@@ -12,7 +12,7 @@ from torch import nn
 import lowtide
 import tests.untrusted  # noqa: F401  (defines operators)
 from lowtide.api.captures import Captures
-from lowtide.capture import corrections
+from lowtide.capture import real
 from tests.training import check as train
 
 
@@ -256,7 +256,7 @@ def test_custom_operators_of_which_one_reads_what_the_other_made_train():
 def test_without_the_trial_the_fake_is_believed(monkeypatch):
     """So that the tests above can fail."""
     monkeypatch.setattr("lowtide.cost.laboratory.Laboratory.results", lambda self, call: None)
-    monkeypatch.setattr(corrections, "corrected", lambda func, args, out: out)
+    monkeypatch.setattr(real, "corrected", lambda func, args, out: out)
     model = _Turned()
     step = lowtide.optimize(model, (torch.randn(3, 4),))
     (value,) = [node.outputs[0] for node in step.plan.graph.nodes if "turned" in node.op]

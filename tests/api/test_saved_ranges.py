@@ -52,9 +52,9 @@ def nothing_new(*args, **kwargs):
 @pytest.fixture
 def again(saved, monkeypatch):
     """The step that the file gives, without any search."""
-    for name in ("ranges.planner.schedule_all", "remat.sweep.Sweep.explore", "ranges.measurements.measure_workspaces"):
+    for name in ("ranges.planner.schedule_all", "remat.sweep.Sweep.explore", "ranges.candidate.measure_workspaces"):
         monkeypatch.setattr(f"lowtide.{name}", nothing_new)
-    monkeypatch.setattr("lowtide.ranges.measurements.measure_timings", nothing_new)
+    monkeypatch.setattr("lowtide.ranges.candidate.measure_timings", nothing_new)
     return step_of(net(), plan=saved[1])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.api.recaptures import SecondLook
+from lowtide.api.lookup import SecondLook
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 _NAME = "LOWTIDE_TEST_RATE"

@@ -8,8 +8,8 @@ import torch
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.base import stages
-from lowtide.base.stages import Stages
+from lowtide.base import messages
+from lowtide.base.messages import Stages
 from lowtide.report import svg
 from tests.api.networks import Gpt, adamw, next_token, workload
 
@@ -49,7 +49,7 @@ def test_elsewhere_nothing_is_shown(capsys, tmp_path, monkeypatch):
 
 def test_what_takes_long_is_one_line_of_the_log(monkeypatch, caplog):
     now = iter([0.0, 4.9, 10.0, 15.6])
-    monkeypatch.setattr(stages.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(messages.time, "perf_counter", lambda: next(now))
     caplog.set_level(logging.INFO, logger="lowtide")
     told = Stages()
     for name, what in (("capture", "capturing the program"), ("order", "ordering 7 operators")):
@@ -60,7 +60,7 @@ def test_what_takes_long_is_one_line_of_the_log(monkeypatch, caplog):
 
 
 def test_on_a_terminal_the_log_says_nothing(monkeypatch, caplog, terminal):
-    monkeypatch.setattr(stages, "_LONG_S", -1.0)
+    monkeypatch.setattr(messages, "_LONG_S", -1.0)
     caplog.set_level(logging.INFO, logger="lowtide")
     with Stages(progress=True).stage("order", "ordering 7 operators"):
         pass

@@ -33,8 +33,10 @@ from lowtide.plan.plan import Plan
 from lowtide.planning import machine
 from lowtide.remat.write_out import rematerialise
 from lowtide.runtime.copies import DirectTransfers, StreamedMemory, StreamedTransfers
+from lowtide.runtime.program import Program
 from lowtide.schedule import ProgramOrder
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, sgd, workload
+from tests.interleavings import ClockedStreams
 from tests.peaks import memory_profile
 from tests.programs import RandomOrder
 from tests.swapping import LateStreams, random_sequence, swapping
@@ -165,6 +167,29 @@ def test_a_program_that_forgets_to_wait_for_what_is_lent_is_noticed(forgotten, l
     monkeypatch.setattr(StreamedTransfers, forgotten, lambda *arguments: None)
     with pytest.raises(AssertionError):
         check(NETWORKS["convnet"], options={"solver": ProgramOrder()})
+
+
+@pytest.mark.parametrize("forgotten", ["", "drop", "arrived", "_after_computing"])
+@pytest.mark.parametrize("swap_state", [False, True])
+def test_no_order_in_which_streams_may_run_is_left_to_chance(forgotten, swap_state, monkeypatch):
+    """A wait that is forgotten is noticed, and without any nothing is."""
+    streams, run, rng = ClockedStreams(), Program._run, random.Random(3)
+
+    def watched(program, inputs):
+        with streams.watched():
+            return run(program, inputs)
+
+    memory = StreamedMemory(streams)
+    monkeypatch.setattr(variant, "host_memory", lambda device: memory)
+    monkeypatch.setattr(machine, "equal_graphs", swapping(lambda graph: random_sequence(graph, rng, 0.1, 0.2, swap_state=swap_state), []))
+    monkeypatch.setattr(Program, "_run", watched)
+    _, step = _optimized(workspaces=False)
+    if forgotten:
+        monkeypatch.setattr(StreamedTransfers, forgotten, lambda *arguments: None)
+    for _ in range(1 if forgotten else 3):
+        step(torch.ones(16, 64))
+    assert bool(streams.races) == bool(forgotten)
+    assert min(streams.work_given[name] for name in ("compute", "copies 0", "copies 1")) > 5
 
 
 @pytest.mark.parametrize("streams", [False, True])

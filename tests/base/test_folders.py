@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.base import folders
-from lowtide.base.folders import directory, own_folder, warn_if_not_cached
+from lowtide.base import files
+from lowtide.base.files import directory, own_folder, warn_if_not_cached
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="for systems with users")
 
@@ -21,7 +21,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """For temporary files; the user has made no choice."""
     for name in ("LOWTIDE_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir(mode=0o755)
     return tmp_path / "temporary"

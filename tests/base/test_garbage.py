@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lowtide.base.garbage import collected_seldom, look_at_all, set_aside
+from lowtide.base.process import collected_seldom, look_at_all, set_aside
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from lowtide.base import kernels, linker
+from lowtide.base import kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,14 +107,14 @@ _SCRIPT = """if True:
 """
 
 
-_OTHER_NUMBA = "import lowtide.base.linker as linker; linker.KNOWN = ('none',)\n"
+_OTHER_NUMBA = "import lowtide.base.kernels as kernels; kernels.KNOWN = ('none',)\n"
 
 
 @pytest.mark.skipif(kernels.SWITCHED_OFF, reason="kernels are Python")
 def test_another_numba_links_them_in_its_own_way(tmp_path: Path) -> None:
     """Its private names may be others."""
-    assert numba.__version__.startswith(linker.KNOWN), "look at what `linker.py` relies on, and add this version"
-    script = f"{_OTHER_NUMBA}{_SCRIPT}".replace("if True:", "if linker.KNOWN == ('none',):")
+    assert numba.__version__.startswith(kernels.KNOWN), "look at what `base/kernels.py` relies on, and add this version"
+    script = f"{_OTHER_NUMBA}{_SCRIPT}".replace("if True:", "if kernels.KNOWN == ('none',):")
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", script], check=False, env=environment, cwd=ROOT, text=True, capture_output=True)

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from lowtide.base import folders, kernels
+from lowtide.base import files, kernels
 from tests.strangers import as_stranger, bare, reachable
 
 _CALLED = """
@@ -44,7 +44,7 @@ def doubled(number):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two modules of kernels, of which one calls the other's."""
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     monkeypatch.setattr(kernels._config, "CACHE_DIR", "")
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -74,13 +74,13 @@ def was_kept(module: ModuleType, argument: object = 3, expected: object = 60) ->
     return bool(kept)
 
 
-def files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.nbc"))
 
 
 def test_what_was_compiled_is_kept_beside_its_source(folder: Path):
     assert [was_kept(imported(folder)) for _ in range(3)] == [False, True, True]
-    assert {path.parent for path in files(folder)} == {folder / "__pycache__"}
+    assert {path.parent for path in files_in(folder)} == {folder / "__pycache__"}
     assert not (folder / "cache").exists()
     assert not was_kept(imported(folder), 1.5, 30.0)  # other types are another kernel
     assert was_kept(imported(folder))
@@ -93,7 +93,7 @@ def as_in_a_wheel(folder: Path, settings: dict[str, str]) -> Path:
     subprocess.run([sys.executable, "-c", "import calling_kernels; calling_kernels.doubled(3)"], env=environment, check=True)
     brought = folder / "brought"
     brought.mkdir()
-    for path in files(folder / "kept"):
+    for path in files_in(folder / "kept"):
         shutil.move(path, brought / path.name)
     return brought
 
@@ -109,7 +109,7 @@ def test_what_a_wheel_brings_is_loaded_and_nothing_is_kept_beside_it(folder: Pat
     module = imported(folder)
     assert kernels.is_at_hand(module.doubled)
     assert was_kept(module)
-    assert files(folder) == files(brought)
+    assert files_in(folder) == files_in(brought)
     assert not was_kept(imported(folder), 1.5, 30.0)  # of other types there is none: it is compiled
     monkeypatch.setattr(kernels._config, "CPU_NAME", "x86-64")  # as somebody asks for by NUMBA_CPU_NAME
     assert not was_kept(imported(folder))
@@ -139,13 +139,13 @@ def test_what_a_wheel_brings_for_another_processor_or_of_other_sources_is_left(f
 )
 def test_a_change_of_what_it_is_made_of_is_noticed(folder: Path, name: str, old: str, new: str, expected: int):
     was_kept(imported(folder))
-    count = len(files(folder))
+    count = len(files_in(folder))
     path = folder / f"{name}.py"
     path.write_text(path.read_text().replace(old, new))
     os.utime(path, (then := path.stat().st_mtime + 10, then))  # within a second, Python takes a file of the same size for the same
     assert not was_kept(imported(folder), expected=expected)
     assert was_kept(imported(folder), expected=expected)
-    assert len(files(folder)) == count  # what nobody will ask for again is gone
+    assert len(files_in(folder)) == count  # what nobody will ask for again is gone
 
 
 def test_a_change_that_is_none_of_its_own_is_not_noticed(folder: Path):
@@ -190,7 +190,7 @@ def _folder(path: Path) -> None:
 @pytest.mark.parametrize("harm", [_cut, _flip, _other, Path.unlink, lambda path: path.write_bytes(b"")])
 def test_a_damaged_file_is_compiled_anew_without_a_word(folder: Path, harm: Callable[[Path], None]):
     was_kept(imported(folder))
-    for path in files(folder):
+    for path in files_in(folder):
         harm(path)
     assert not was_kept(imported(folder))
     assert was_kept(imported(folder))
@@ -200,17 +200,17 @@ def test_a_damaged_file_is_compiled_anew_without_a_word(folder: Path, harm: Call
 @pytest.mark.parametrize("harm", [_fifo, _folder])
 def test_where_there_is_no_file_in_its_place_the_next_folder_is_taken(folder: Path, harm: Callable[[Path], None]):
     was_kept(imported(folder))
-    for path in files(folder):
+    for path in files_in(folder):
         harm(path)
     assert not was_kept(imported(folder))
     assert was_kept(imported(folder))
-    assert [path for path in files(folder / "cache") if path.is_file()]
+    assert [path for path in files_in(folder / "cache") if path.is_file()]
 
 
 def test_where_nothing_can_be_written_beside_the_source_it_is_kept_in_lowtides_folder(folder: Path):
     (folder / "__pycache__").touch()
     assert [was_kept(imported(folder)) for _ in range(2)] == [False, True]
-    assert {path.parent.parent for path in files(folder)} == {folder / "cache" / "kernels"}
+    assert {path.parent.parent for path in files_in(folder)} == {folder / "cache" / "kernels"}
 
 
 def test_where_nothing_can_be_written_at_all_one_warning_says_so(folder: Path):
@@ -225,7 +225,7 @@ def test_where_nothing_can_be_written_at_all_one_warning_says_so(folder: Path):
 def test_numbas_own_choice_of_a_folder_is_followed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels._config, "CACHE_DIR", str(folder / "chosen"))
     assert [was_kept(imported(folder)) for _ in range(2)] == [False, True]
-    assert {path.parent.parent for path in files(folder)} == {folder / "chosen"}
+    assert {path.parent.parent for path in files_in(folder)} == {folder / "chosen"}
 
 
 def test_what_was_kept_can_be_forgotten(folder: Path):
@@ -267,7 +267,7 @@ def test_without_home_name_and_place_everything_works(package: Path, tmp_path: P
     assert found[0].stderr.count("Warning") == 1, found
     assert "temporary/lowtide-54321 may be emptied by the system; set LOWTIDE_CACHE" in found[0].stderr
     assert found[1].stderr == ""  # there is nothing left to be compiled
-    assert {path.relative_to(tmp_path).parts[:3] for path in files(tmp_path)} == {("temporary", "lowtide-54321", "kernels")}
+    assert {path.relative_to(tmp_path).parts[:3] for path in files_in(tmp_path)} == {("temporary", "lowtide-54321", "kernels")}
 
 
 def test_two_processes_that_compile_at_once_do_not_disturb_each_other(folder: Path):

@@ -6,6 +6,8 @@ import copy
 import functools
 import gc
 import pickle
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -145,17 +147,113 @@ def test_what_a_loss_or_a_module_keeps_is_found():
         lowtide.optimize(Lazy(), torch.ones(2), planning=lowtide.Planning(workspaces=False))
 
 
+_LIBRARY = """
+import functools, torch
+
+@functools.lru_cache(maxsize=8)
+def angles(size):
+    return torch.arange(size)
+
+def called_by(function):
+    return functools.wraps(function)(lambda *args: function(*args))
+
+wrapped = called_by(functools.cache(lambda size: torch.ones(size)))
+
+class Rotation(torch.nn.Module):
+    @staticmethod
+    @functools.cache
+    def shift(size):
+        return torch.zeros(size)
+
+    def forward(self, x):
+        return x * angles(2) * wrapped(2) + self.shift(2)
+"""
+
+
 def test_memoised_functions_forget():
+    """What they gave follows from what a step leaves alone, or from what the step itself has made and gives them."""
+    rates, frozen = torch.arange(4.0), nn.Linear(2, 2).requires_grad_(False)
+
     @functools.lru_cache
     def mask(size: int) -> Tensor:
-        return torch.ones(size, size).tril()
+        return torch.ones(size, size).tril() * rates[None, :size].sin() * frozen.weight.softmax(0)
+
+    @functools.cache
+    def positions(mask: Tensor) -> dict[str, Tensor]:
+        return {"rows": mask.cumsum(0), "columns": mask.cumsum(1)}
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        return (model(x) @ mask(2)).sum()
+        at = positions(x > 0.5)
+        return (model(x) @ mask(2) @ frozen.weight).sum() * (at["rows"] + at["columns"]).sum()
 
-    step = make(loss=loss)
+    model = nn.Sequential(nn.Linear(3, 2), frozen)
+    optimizer = optim.SGD(model[0].parameters(), 0.1)
+    step = lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
     assert type(mask(2)) is Tensor
-    assert torch.isfinite(step(torch.ones(5, 3)))
+    x = torch.rand(5, 3)
+    assert torch.equal(loss(model, x), step(x))
+
+
+def test_functions_of_a_library_find_no_answer_of_a_refused_program():
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ArithmeticError("expected another x")
+
+    library = types.ModuleType("rotations")
+    library.__file__ = "/site-packages/rotations.py"
+    exec(compile(_LIBRARY, library.__file__, "exec"), vars(library))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "rotations", library)
+        with pytest.raises(lowtide.CaptureError, match="expected another x"):
+            lowtide.optimize(nn.Sequential(library.Rotation(), Failing()), torch.ones(2), planning=lowtide.Planning(workspaces=False))
+    assert type(library.angles(2)) is type(library.Rotation.shift(2)) is type(library.wrapped(2)) is Tensor
+
+
+@pytest.mark.parametrize(
+    ("answer", "use", "why"),
+    [
+        (lambda model, x: torch.randn(2), torch.sum, "remembers .* is drawn at random"),
+        (lambda model, x: (model[0].weight.detach() * 2,), lambda held: held[0].sum(), "remembers .* follows from parameter .*weight"),
+        (lambda model, x: {"norm": x.norm()}, lambda held: held["norm"], "remembers .* follows from input batch_0"),
+        (lambda model, x: torch.ones(2), lambda held: held.mul_(2).sum(), rf"mul_.* at {HERE} writes into what .* remembers"),
+        (lambda model, x: [torch.ones(2)], lambda held: held[0][0].add_(1), r"add_.* writes into what .* remembers"),
+    ],
+    ids=["drawn", "of a parameter", "of a batch", "written", "written in part"],
+)
+def test_a_remembered_answer_that_each_step_would_make_anew_is_refused(answer, use, why):
+    """Eager computes it once. Called before the step, it is a constant of the step, written or not."""
+    answer_of = functools.lru_cache(None if use is torch.sum else 128)(answer)
+    with pytest.raises(lowtide.CaptureError, match=why):
+        make(loss=lambda model, x: model(x).sum() * use(answer_of(model, x)))
+    assert not answer_of.cache_info().currsize
+
+
+def test_an_answer_that_was_remembered_before_is_eagers():
+    def run(train: Callable[..., Callable[[Tensor], Any]]) -> list[Any]:
+        torch.manual_seed(0)
+        model, given = nn.Sequential(nn.Linear(3, 2)), torch.ones(5, 3)
+        answer = functools.lru_cache(lambda size: torch.randn(size))
+        answer(2)
+        step = train(model, lambda model, x: (model(x) + answer(2)).square().sum() * answer(2).mul_(0.5).sum(), given)
+        return [*(step(given).detach() for _ in range(3)), answer(2), *model.parameters()]
+
+    def eager_step(model: nn.Module, loss: Any, given: Tensor) -> Callable[[Tensor], Any]:
+        optimizer = optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            value = loss(model, x)
+            value.backward()
+            optimizer.step()
+            return value
+
+        return step
+
+    def planned(model: nn.Module, loss: Any, given: Tensor) -> Callable[[Tensor], Any]:
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        return lowtide.optimize(model, given, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+
+    assert all(map(torch.equal, run(eager_step), run(planned)))
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam])

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import lowtide
 from bench.in_values import in_values
-from lowtide.capture.care.views import ModuleViews
+from lowtide.capture.care.turns import ModuleViews
 from lowtide.errors import CaptureError
 
 X = torch.linspace(-1, 1, 12).view(4, 3)

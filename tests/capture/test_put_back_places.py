@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import collections
+import sys
+import types
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import bench
 import lowtide
 from bench.in_values import in_values
 from lowtide.capture.care import surroundings
@@ -112,3 +116,28 @@ def test_what_a_class_of_another_language_keeps_is_left_to_it(monkeypatch):
 
 class KeepsInAClass:
     kept: list[Any] = []  # noqa: RUF012
+
+
+def test_a_memo_that_a_refused_program_began_is_gone():
+    """Else the user's own loop would find a tensor of the capture where it looks first."""
+    model, x, by_module = KeepsInAGlobal(), torch.ones(2, 4), weakref.WeakKeyDictionary[nn.Module, torch.Tensor]()
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        global begun
+        import bench.memos as elsewhere
+
+        if model not in by_module:
+            by_module[model] = elsewhere.of_this_test = begun = torch.randn(4)
+        total = (model.layer(x) * by_module[model]).sum()
+        return total if total > 0 else -total
+
+    memos = types.ModuleType("bench.memos")
+    memos.__file__ = __file__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "bench.memos", memos)
+        patch.setattr(bench, "memos", memos, raising=False)
+        with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+            lowtide.optimize(model, x, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    assert not by_module
+    assert "begun" not in globals()
+    assert not hasattr(memos, "of_this_test")

@@ -5,10 +5,16 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import datetime
+import fractions
+import functools
+import pathlib
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -227,3 +233,65 @@ def test_a_cache_that_the_program_would_fill_is_refused():
     assert not empty.layers
     assert cache.get_seq_length() == 5
     assert type(cache.layers[0].keys) is Tensor
+
+
+def test_a_loss_may_come_in_a_dict():
+    batches = [torch.ones(rows, 3) for rows in (4, 4, 2, 1)]  # the last ones run as the user's own loop
+
+    def run(planned: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loss = lambda model, x: {"logits": (logits := model(x)), "loss": logits.square().sum(), "rows": len(x)}  # noqa: E731
+        if not planned:
+            results = []
+            for x in batches:
+                optimizer.zero_grad()
+                results.append(loss(model, x))
+                results[-1]["loss"].backward()
+                optimizer.step()
+            return [*results, *model.parameters()]
+        step = lowtide.optimize(model, batches[0], loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+        return [*map(step, batches), *model.parameters()]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one, two = _pytree.tree_leaves(run(False)), _pytree.tree_leaves(run(True))
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, two, strict=True))
+
+
+def test_fixed_values_lie_in_attributes_as_eager_leaves_them():
+    """Not numbers and texts alone: a dtype, a device, a path, an array. What lay there between steps is replaced, as in eager."""
+
+    class Notes:
+        pass
+
+    def values(x: Tensor) -> list[Any]:
+        fixed = [x.dtype, x.device, x.layout, range(3), slice(1, 2), pathlib.Path("a"), fractions.Fraction(1, 3), int, frozenset({1})]
+        return [*fixed, {2}, datetime.date(2020, 1, 1), numpy.arange(3), numpy.float32(1.5), {"kept": [x.dtype, (x.device,)]}]
+
+    def run(planned: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model, notes, seen, x = nn.Linear(3, 2), Notes(), list[Any](), torch.ones(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            for holder in (model, notes):
+                for number, value in enumerate(values(x)):
+                    setattr(holder, f"at_{number}", value)
+            return model(x).sum()
+
+        def look() -> None:
+            seen.extend(repr(getattr(holder, f"at_{number}", None)) for holder in (model, notes) for number in range(len(values(x))))
+
+        step: Any = functools.partial(loss, model)
+        if planned:
+            step = lowtide.optimize(model, x, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+            assert vars(notes) == {}
+        for _ in range(3):
+            step(x)
+            look()
+            notes.at_0 = model.at_1 = "between"
+        return seen
+
+    assert run(planned=True) == run(planned=False)

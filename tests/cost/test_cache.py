@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.base import files, folders
+from lowtide.base import files
 from lowtide.cost import cache
 from lowtide.cost.cache import Cache
 
@@ -23,7 +23,7 @@ CACHE = Cache("workspaces", ("torch 2", "a processor"))
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     monkeypatch.setattr(files, "_given_up", set())
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "new"))
     return tmp_path / "new"
@@ -165,7 +165,7 @@ def test_numbers_out_of_bounds_are_not_believed(root: Path):
     assert kept.load() == {"a": 1, "b": 10}
     for wrong in (0, 11):
         Cache("bounded", ("x",)).merge({"c": wrong})
-        folders._warned.clear()
+        files._warned.clear()
         with pytest.warns(RuntimeWarning, match="a whole number from 1 to 10"):
             assert kept.load() == {}
         kept.path.unlink()

@@ -16,7 +16,7 @@ from lowtide.capture.trace import Given
 from lowtide.cost.device import compute_dtype, node_flops, node_moved_bytes
 from lowtide.cost.presets import PRESETS
 from lowtide.ir.graph import Kind, Node, Storage, Value
-from lowtide.ir.operators import table
+from lowtide.ir.operators import nodes
 
 
 class _Net(nn.Module):
@@ -216,12 +216,12 @@ COUNTED = {
     "aten.convolution_backward_overrideable": ([*_shaped(MADE, PICTURES, KERNEL), *RULED[1:]], PICTURES, 2 * (2 * 4 * 16) * (8 * 9)),
     **{
         row.name: (_shaped(*HEADS[:3]), HEADS[3], FORWARD)
-        for row in table.ROWS.values()
+        for row in nodes.ROWS.values()
         if row.flops is not None and "attention" in row.name and "backward" not in row.name
     },
     **{
         row.name: (_shaped(HEADS[3], *HEADS[:3]), HEADS[0], BACKWARD)
-        for row in table.ROWS.values()
+        for row in nodes.ROWS.values()
         if row.flops is not None and "attention" in row.name and "backward" in row.name
     },
 }
@@ -230,7 +230,7 @@ COUNTED = {
 COUNTED |= {f"lowtide.{name}_in_layout": COUNTED[f"aten.{name}"] for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm")}
 
 
-@pytest.mark.parametrize("name", [row.name for row in table.ROWS.values() if row.flops is not None])
+@pytest.mark.parametrize("name", [row.name for row in nodes.ROWS.values() if row.flops is not None])
 def test_every_row_counts_what_is_multiplied_and_added(name):
     args, made, operations = COUNTED[name]
     assert node_flops(Node(name if name.count(".") == 2 else f"{name}.default", tuple(args), (_value("made", *made),))) == operations
@@ -238,7 +238,7 @@ def test_every_row_counts_what_is_multiplied_and_added(name):
 
 def test_every_row_of_moved_bytes_is_among_the_calls_above():
     called = {f"aten.{mark.args[1][i][0].split('.')[0]}" for mark in _marks() for i in range(len(mark.args[1]))}
-    moved = {row.name for row in table.ROWS.values() if row.moved_bytes is not None and row.name.startswith("aten.")}
+    moved = {row.name for row in nodes.ROWS.values() if row.moved_bytes is not None and row.name.startswith("aten.")}
     assert {name for name in moved - called if not name.startswith("aten.convolution")} == set()  # lowtide's own: tests/kernels
 
 

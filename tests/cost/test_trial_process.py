@@ -278,8 +278,8 @@ def test_nothing_is_started_where_all_is_remembered(monkeypatch):
 def test_the_process_imports_no_compiler():
     """What asks for inductor does so unseen, and takes a second."""
     code = (
-        "import sys; from lowtide.cost import worker, trial, trials; worker._warm_up(); "
-        "worker._apply({**trials._settings(), 'circumstances': list(trial.circumstances('cpu', True))}, True, 'cpu'); "
+        "import sys; from lowtide.cost import trial, trial_process, trials; trial_process._warm_up(); "
+        "trial_process._apply({**trials._settings(), 'circumstances': list(trial.circumstances('cpu', True))}, True, 'cpu'); "
         "sys.exit('torch._inductor' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowtide.cost import trial, worker
+from lowtide.cost import trial, trial_process
 from lowtide.cost.laboratory import Call, Laboratory
 from lowtide.cost.trials import Trials
 from lowtide.ir.graph import Kind, Node, Storage, Value
@@ -96,6 +96,6 @@ def test_the_process_notices_that_it_is_spoilt(monkeypatch):
 
     moments = []
     monkeypatch.setattr(trial, "finish", finish)
-    reply = worker._on_gpu(trial.answer, lambda: dict(LEVEL), GPU)
+    reply = trial_process._on_gpu(trial.answer, lambda: dict(LEVEL), GPU)
     assert reply["spoilt"]
     assert "illegal memory access" in reply["failure"]

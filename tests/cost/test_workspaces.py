@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lowtide.cost import trial, trials
 from lowtide.cost.operators import operator
-from lowtide.cost.recipe import recipe, signature
 from lowtide.cost.trial import answer, made_ready, made_up, take_level
+from lowtide.cost.trials import recipe, signature
 from lowtide.cost.workspaces import made_bytes, measure_workspaces
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Kind, Node, Storage, Value

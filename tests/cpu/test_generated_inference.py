@@ -260,7 +260,7 @@ def test_without_a_compiler_torch_runs(monkeypatch: pytest.MonkeyPatch):
     def none() -> None:
         raise NativeError("no compiler is here")
 
-    monkeypatch.setattr("lowtide.base.folders._warned", set())
+    monkeypatch.setattr("lowtide.base.files._warned", set())
     monkeypatch.setattr(made, "team", none)
     model, x = nn.Linear(5, 3), torch.randn(2, 5)
     with pytest.warns(RuntimeWarning, match="torch's operators run: no compiler is here"):

@@ -16,7 +16,7 @@ from bench.in_values import in_values
 from lowtide.ir.bodies import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
 from lowtide.regions import compilation as compiled
-from lowtide.regions import inductor, workers
+from lowtide.regions import inductor
 from lowtide.regions.clusters import numbered
 from lowtide.rewrite import alignment, rewritings
 from tests.residual import Net, square
@@ -28,7 +28,7 @@ FUSED: dict[str, Any] = {"exact": False, "kernels": "compiled"}
 def work(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]:
     monkeypatch.setattr(compiled, "is_faster", lambda *_: True)
     monkeypatch.setattr(compiled, "_open", {})
-    monkeypatch.setattr(workers, "processes", lambda: 1)
+    monkeypatch.setattr(inductor, "processes", lambda: 1)
     torch.manual_seed(0)
     model = Net()
     return model, torch.randn(32, 64), torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -211,10 +211,10 @@ def test_whatever_stands_in_inductors_way_is_told(monkeypatch: pytest.MonkeyPatc
 def test_another_process_compiles(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     model, x, optimizer = work
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(workers, "processes", lambda: 2)
-    monkeypatch.setattr(workers, "_BODIES", 1)
+    monkeypatch.setattr(inductor, "processes", lambda: 2)
+    monkeypatch.setattr(inductor, "_BODIES", 1)
     answers: list[dict[str, Any]] = []
-    asked, ask = threading.Event(), workers.TrialProcess.ask
+    asked, ask = threading.Event(), inductor.TrialProcess.ask
 
     def heard(self: Any, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         answer = ask(self, request, limit_s)
@@ -224,7 +224,7 @@ def test_another_process_compiles(work, monkeypatch: pytest.MonkeyPatch, tmp_pat
         return answer
 
     make = compiled.make
-    monkeypatch.setattr(workers.TrialProcess, "ask", heard)
+    monkeypatch.setattr(inductor.TrialProcess, "ask", heard)
     monkeypatch.setattr(compiled, "make", lambda key, body: (asked.wait(300), make(key, body)))
     step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert compiled_nodes(step.plan)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu.library import team
-from lowtide.cpu.network import StagedBody, network_of
+from lowtide.cpu.network import StagedBody, network_of, team
 from lowtide.cpu.networks import placed
 from lowtide.cpu.source import by_columns
 from lowtide.cpu.stages import Product, Windows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.cpu.library import FLAGS
+from lowtide.cpu.network import FLAGS
 from lowtide.runtime.libraries import compile_library
 
 _SOURCE = """

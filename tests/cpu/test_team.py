@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lowtide.cpu.library import Experience, Team, team
+from lowtide.cpu.network import Experience, Team, team
 
 Taken = Callable[[int], float]  # seconds, by how many threads run
 Clock = ctypes.CFUNCTYPE(ctypes.c_long)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cpu import library as built
+from lowtide.cpu import network as built
 from lowtide.cpu import networks as made
 from lowtide.ir.bodies import is_region
 from lowtide.runtime import libraries
@@ -71,7 +71,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache for libraries; networks that this process has opened are forgotten."""
     monkeypatch.setattr(built, "directory", lambda: tmp_path)
     made._built.cache_clear()
-    monkeypatch.setattr("lowtide.base.folders._warned", set())
+    monkeypatch.setattr("lowtide.base.files._warned", set())
     return tmp_path
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_library_is_built_again(net, cold: Path) -> None:
 
 
 _SOURCE = 'extern "C" void lowtide_network(const void*) {}'
-_BUILDS = f"from lowtide.cpu.library import network, team; team(); network({_SOURCE!r})"
+_BUILDS = f"from lowtide.cpu.network import network, team; team(); network({_SOURCE!r})"
 
 
 def test_two_processes_build_at_once(tmp_path: Path) -> None:

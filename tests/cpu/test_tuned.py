@@ -13,7 +13,7 @@ import lowtide
 from lowtide.cost.cache import Cache
 from lowtide.cpu import networks as made
 from lowtide.cpu import trial as tuned
-from lowtide.cpu.choice import Choices
+from lowtide.cpu.trial import Choices
 from lowtide.ir.bodies import Region, is_region
 
 Times = Callable[[str, int, Sequence[int]], list[int]]

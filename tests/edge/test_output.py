@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ import lowtide
 from lowtide.cli.edge import parse_memory
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.output import from_json, to_header, to_json
+from lowtide.edge.page import to_page
 from lowtide.edge.plan import Space
 from lowtide.errors import BudgetError, CheckError, FormatError
 from tests.edge_graphs import chain, random_graph, random_spaces
@@ -96,6 +98,21 @@ def test_the_header_compiles_whatever_the_names(tmp_path):
     assert len(set(defined)) == len(defined)
 
 
+def test_a_page_has_a_lane_for_each_memory_and_each_block_once():
+    plan = lowtide.plan_edge(random_graph(20, 6), random_spaces(20, 2), macs_per_s=3.0, dma=True)
+    graph = replace(plan.graph, name="<net>", tensors=tuple(replace(each, name=f"<{each.name}>") for each in plan.graph.tensors))
+    page = to_page(replace(plan, graph=graph))
+    assert page.count("<h2>") == page.count("<svg ") == len(plan.spaces)
+    assert page.count("<rect ") == len(plan.blocks)
+    assert page.count('<rect class="moved"') == len(plan.moves) > 0
+    assert "<net>" not in page
+    for block in plan.blocks:
+        assert f'x="{block.start}"' in page
+        assert f"{block.size_bytes:,} bytes at {block.offset_bytes:,}, steps {block.start} to {block.end - 1}<" in page
+    assert "http" not in page
+    ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
 def test_what_makes_no_sense_is_refused_with_a_sentence():
     graph = chain([4, 4])
     for memories, sentence in (
@@ -135,6 +152,7 @@ def test_what_makes_no_sense_is_refused_with_a_sentence():
         (replace(chain([4, 4]), nodes=chain([4, 4]).nodes * 2), "of its own"),
         (replace(chain([4, 4]), nodes=(EdgeNode("n", "Op", "", (0,), (7,)),)), "tensors from 0 to 1"),
         (replace(chain([4, 4]), nodes=(EdgeNode("n", "Op", "", (0,), (1,), in_place=((0, 3),)),)), "in_place as"),
+        (replace(chain([4, 4, 4]), nodes=(EdgeNode("n", "Op", "", (0,), (1, 2), in_place=((0, 0), (1, 0))),)), "one of its outputs"),
         (replace(chain([4, 4]), nodes=(EdgeNode("n", "Op", "", (1, 0), (1,)),)), "cycle"),
     ],
 )

@@ -11,7 +11,7 @@ from lowtide.edge.graph import EdgeGraph, EdgeNode
 from lowtide.edge.onnx import network_of, read_onnx
 from lowtide.edge.plan import Space
 from lowtide.errors import FormatError
-from tests.edge_networks import FLOAT, INT8, UINT8, model, value
+from tests.edge_networks import FLOAT, INT8, UINT8, by_onnxruntime, model, random_inputs, value
 
 X = value("x", [1, 4, 6, 5])
 Y = value("y", None)
@@ -175,6 +175,16 @@ def test_onnxruntimes_own_operators_have_the_shapes_of_onnxs():
     last = helper.make_node("QLinearGlobalAveragePool", ["x", "s", "z", "s", "z"], ["y"], domain="com.microsoft", channels_last=1)
     with pytest.raises(FormatError, match="expected a dtype and a shape"):
         network_of(model([last], inputs, [value("y", None, UINT8)], scale, domains=["com.microsoft"]))
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize("opset", [18, 22])
+def test_a_pooling_rounded_up_has_no_window_in_its_padding_alone(kind: str, opset: int):
+    """Onnx's inference counts such windows below version 22."""
+    pooling = op(kind, "x", "y", kernel_shape=[2, 1], strides=[2, 2], pads=[0, 0, 1, 0], ceil_mode=1)
+    network = model([pooling], [value("x", [1, 2, 4, 4])], [Y], opset=opset)
+    (result,) = by_onnxruntime(network, random_inputs(network, 0)).values()
+    assert tensor_named(network_of(network), "y").shape == result.shape == (1, 2, 2, 2)
 
 
 def test_shape_arithmetic_and_views_of_weights_are_computed_here():

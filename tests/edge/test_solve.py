@@ -173,6 +173,18 @@ def test_the_least_bytes_of_a_space_within_a_time_are_enough_and_one_less_is_not
             assert _without_macs(graph, [replace(fast, capacity_bytes=nbytes - 1), slow]) > slowest * 2 // 3
 
 
+def test_a_plan_is_within_its_own_time():
+    """As a float of microseconds, which is no whole number of picoseconds."""
+    node = EdgeNode("product", "Op", "", (0,), (1,), macs=2024002)
+    graph = EdgeGraph("one", tuple(EdgeTensor(name, (4,), "int8", 4) for name in "xy"), (node,), (0,), (1,))
+    spaces = [Space("fast", None, 8e12, 8e12), Space("slow", None, 1e12, 1e12)]
+    plan = lowtide.plan_edge(graph, spaces, macs_per_s=1e12)
+    assert plan.time_ps == 2024002
+    assert plan.time_us is not None
+    assert int(plan.time_us * 10**6) < plan.time_ps
+    assert lowtide.plan_edge(graph, spaces, macs_per_s=1e12, least="fast", within_us=plan.time_us).arena_bytes[0] == 0
+
+
 def _without_macs(graph, spaces) -> int:
     answer = solve(EdgeRequest.of(graph, spaces))
     assert answer.plan is not None

@@ -171,3 +171,31 @@ def test_whether_cudnn_computes_a_loss_is_asked_of_each_batch(first: int) -> Non
     step = lowtide.optimize(Losses(), batches[first], planning=lowtide.Planning(workspaces=False))
     for batch in (*batches, *batches):
         assert losses_called(partial(step, *batch)) == losses_called(partial(Losses(), *batch)) != set()
+
+
+class Halved(nn.Linear):
+    """Attention among every other place, [rows, places, 32]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = super().forward(F.max_pool2d(x, (2, 1))).unflatten(2, (2, 16)).transpose(1, 2)
+        return attention(heads, heads, heads)
+
+
+@pytest.mark.filterwarnings("ignore:step.measure trains")
+def test_a_range_of_attention_calls_what_each_length_alone_does() -> None:
+    """Half the places, rounded down; and of those the logarithms that are kept for the gradient, rounded up to 32."""
+    x, steps = drawn(4, 90, 32).cuda(), []
+    for dynamic in ({0: {1: ("places", 8, 90)}}, None):
+        model = Halved(32, 32).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+        shapes = lowtide.Shapes(dynamic, on_new_shape="extend")
+        steps.append(lowtide.optimize(model, x, loss=lambda model, x: model(x).square().mean(), optimizer=optimizer, shapes=shapes))
+    for places in (90, 33, 64):
+        given = x[:, :places].contiguous()
+        for step in (*steps, *steps):  # each looks once more at its program
+            step(given)
+        ranged, alone = (recorded(partial(step, given)).calls for step in steps)
+        assert ranged == alone
+        assert any("efficient_attention" in call for call in ranged)
+    assert steps[0].measure(x).peak_bytes <= steps[0].plan.peak_bytes
+    assert len(steps[0].ranges) == 1

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import lowtide
 from bench.device_calls import recorded
-from lowtide.capture.corrections import corrected, kernel
+from lowtide.capture.real import corrected, kernel
 from lowtide.ir.result_specs import pieces_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -56,6 +57,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "projections": lambda: nn.LSTM(24, 16, proj_size=4),
     "frozen": lambda: nn.LSTM(24, 16).requires_grad_(False),
     "weights apart": lambda: apart(nn.LSTM(24, 16, num_layers=2)),
+    "dropout": lambda: nn.LSTM(24, 16, num_layers=2, dropout=0.5),
 }
 LENGTHS = torch.tensor([20] * 4 + [7] * 5 + [3] * 7)
 
@@ -89,10 +91,10 @@ def test_a_recurrent_network_trains_with_its_own_weights(name: str, dtype: torch
     for _ in range(2):
         step(x)
     assert {key: (tensor.data_ptr(), tensor.stride()) for key, tensor in model.state_dict().items()} == places
-    assert step.source.count("aten._cudnn_rnn.default") == step.source.count("aten._cudnn_rnn_backward.default") == 1
+    assert step.source.count("cudnn_rnn.default") == step.source.count("cudnn_rnn_backward.default") == 1
     assert step.measure(x).peak_bytes == step.plan.peak_bytes
     kept = [
-        value for node in step.plan.graph.nodes if node.op == "aten._cudnn_rnn.default" for value in node.results if value.dtype == "uint8"
+        value for node in step.plan.graph.nodes if node.op.endswith("cudnn_rnn.default") for value in node.results if value.dtype == "uint8"
     ]
     assert [value.storage.nbytes > 0 for value in kept] == [True]
 
@@ -163,19 +165,50 @@ def test_a_network_under_a_limit_calls_its_gradient_once(memory: str | None) -> 
     assert (step.source.count("aten._cudnn_rnn.default") > 4) == (memory is not None)
 
 
-def test_dropout_of_cudnns_own_is_refused_and_leaves_eager_as_it_was() -> None:
-    """What is told in its place runs."""
-    model, x = nn.LSTM(8, 8, num_layers=2, dropout=0.5).cuda(), torch.randn(4, 3, 8, device="cuda")
-    options = {"loss": lambda model, x: model(x)[0].sum(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-    with pytest.raises(lowtide.CaptureError, match=r"lstm at .* has dropout.*put nn.Dropout between recurrent networks of one layer each"):
-        lowtide.optimize(model, x, **options)
-    model(x)[0].sum().backward()
+class _States(TorchDispatchMode):
+    """Counts the random states that cuDNN is given anew."""
 
-    first, second, dropout = nn.LSTM(8, 8).cuda(), nn.LSTM(8, 8).cuda(), nn.Dropout(0.5)
-    both = nn.ModuleList([first, second])
-    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
-    step = lowtide.optimize(both, x, loss=lambda both, x: both[1](dropout(both[0](x)[0]))[0].sum(), optimizer=optimizer)
-    step(x)
+    made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        self.made += func is torch.ops.aten._cudnn_init_dropout_state.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lengths", [(), (LENGTHS,)], ids=["padded", "packed"])
+def test_dropout_within_layers_is_of_the_state_that_eager_draws_from(lengths: tuple[torch.Tensor, ...]) -> None:
+    """The step makes it when eager would, and of the same number of the generator's; what plans and compares makes none, and moves none."""
+    model, x = made("dropout")
+    generator = torch.cuda.default_generators[0]
+
+    def eager() -> tuple[int, int]:
+        with _States() as states:
+            model(x)
+        return states.made, generator.get_offset()
+
+    torch.manual_seed(3)
+    found, drawn = eager()
+    assert found == 1
+    assert drawn > 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = lowtide.optimize(model, (x, *lengths), loss=squares, optimizer=optimizer, run=lowtide.Run(graph="auto"))
+    assert eager() == (0, drawn)
+    step(x, *lengths)
+    assert eager() == (0, drawn)
+    torch.manual_seed(3)
+    step.verify(x, *lengths)
+    step(x, *lengths)  # draws the number
+    assert eager() == (0, drawn)
+    assert step.source.count("lowtide.cudnn_rnn.default") == step.source.count("lowtide.cudnn_rnn_backward.default") == 1
+    assert lengths or "draws from a state of cuDNN's" in str(step.graph)
+
+
+def test_layers_that_drop_nothing_hold_no_state_of_those_that_do() -> None:
+    """ATen hands them what eager's layers have left."""
+    nn.LSTM(8, 8, num_layers=2, dropout=0.5).cuda()(x := torch.randn(4, 3, 8, device="cuda"))
+    model = nn.LSTM(8, 8).cuda()
+    step = lowtide.optimize(model, x)
+    assert step.plan.resident_bytes < 2**16
 
 
 def test_nobody_hears_of_addresses_of_fakes() -> None:
@@ -241,16 +274,23 @@ def look(tensor: torch.Tensor | None) -> Any:
 @pytest.mark.computes
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_recurrent_network_trains_as_in_eager(name: str) -> None:
+    """One after the other: where layers drop, both draw from one state."""
     (model, x), (eager, _) = made(name), made(name)
     eager.load_state_dict(model.state_dict())
     optimizers = [torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=0.1) for net in (model, eager)]
     step = lowtide.optimize(model, x, loss=squares, optimizer=optimizers[0])
-    for _ in range(3):
-        got, expected = step(x), squares(eager, x)
+
+    def trained() -> torch.Tensor:
+        loss = squares(eager, x)
         optimizers[1].zero_grad()
-        expected.backward()
+        loss.backward()
         optimizers[1].step()
-        assert torch.equal(got, expected.detach())
+        return loss.detach()
+
+    torch.manual_seed(1)
+    got = [step(x) for _ in range(3)]
+    torch.manual_seed(1)
+    assert all(torch.equal(one, trained()) for one in got)
     assert all(torch.equal(one, two) for one, two in zip(model.state_dict().values(), eager.state_dict().values(), strict=True))
 
 

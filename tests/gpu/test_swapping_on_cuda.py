@@ -16,8 +16,7 @@ from bench.in_values import in_values
 from bench.models.char_gpt import VOCABULARY, CharGPT, Shape
 from lowtide.cost.profiler import measure_memory
 from lowtide.planning import machine
-from lowtide.runtime.copies import StreamedMemory, host_memory
-from lowtide.runtime.streams import CudaStreams
+from lowtide.runtime.copies import CudaStreams, StreamedMemory, host_memory
 from lowtide.schedule import ProgramOrder
 from tests.gpu.conftest import NULL
 from tests.swapping import idle_bytes, random_sequence, swapping

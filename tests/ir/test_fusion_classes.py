@@ -2,8 +2,8 @@
 
 import pytest
 
+from lowtide.ir.operators.nodes import row_of
 from lowtide.ir.operators.row import Fusion
-from lowtide.ir.operators.table import row_of
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ import torch
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  makes lowtide's own operators known to torch
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.ir.graph import Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import repeatable
+from lowtide.ir.operators.nodes import ROWS, functional_base, repeatable, row_of, writes_in_place
 from lowtide.ir.operators.row import Draws, Operator
-from lowtide.ir.operators.table import ROWS, functional_base, row_of, writes_in_place
 from tests.graph_runs import same_bits
 from tests.imports import PACKAGE
 from tests.operator_calls import CALLS, nan_like
@@ -57,7 +56,7 @@ def test_every_row_says_something(row):
 
 def test_what_draws_is_what_torch_tags():
     """An operator is tagged with the ones that write in place."""
-    tagged = {functional_base(operators.name_of(op)) for _, op in dispatched() if torch.Tag.nondeterministic_seeded in op.tags}
+    tagged = {functional_base(calls.name_of(op)) for _, op in dispatched() if torch.Tag.nondeterministic_seeded in op.tags}
     assert {functional_base(row.name) for row in rows("draws") if row.name.startswith("aten.")} == tagged
 
 
@@ -114,12 +113,12 @@ def _takes_statistics(op: OpOverload) -> bool:
 
     Gradients aside, and what torch takes apart before it runs.
     """
-    name, given = operators.name_of(op), [argument for argument in op._schema.arguments if argument.name == "running_mean"]
+    name, given = calls.name_of(op), [argument for argument in op._schema.arguments if argument.name == "running_mean"]
     left_out = "backward" in name or name.split(".")[1] in ("batch_norm", "instance_norm")
     return bool(given) and given[0].alias_info is None and not left_out
 
 
-STATISTICAL = {operators.name_of(op): op for _, op in dispatched() if _takes_statistics(op)}
+STATISTICAL = {calls.name_of(op): op for _, op in dispatched() if _takes_statistics(op)}
 
 
 @pytest.mark.parametrize("name", sorted(STATISTICAL))
@@ -134,7 +133,7 @@ def test_whatever_updates_statistics_has_a_row(name):
         changed = bool(statistics[0].any())
     except NotImplementedError:
         changed = True
-    found = operators.written_positions(STATISTICAL[name], tuple(plain))
+    found = calls.written_positions(STATISTICAL[name], tuple(plain))
     assert {"running_mean", "running_var"} <= {arguments[at].name for at in found if isinstance(at, int)} or not changed
     assert (row_of(name).statistics is not None) == changed
 
@@ -190,10 +189,10 @@ def _value(name, tensor):
 
 @pytest.mark.parametrize("row", rows("functional"), ids=lambda row: row.name)
 def test_the_functional_form_gives_what_is_written(row):
-    (op,), form = overloads(row.name), operators.resolve(row.functional)
+    (op,), form = overloads(row.name), calls.resolve(row.functional)
     assert not form._schema.is_mutable
     for tensor in (torch.full((4, 5), 0.3), torch.zeros(7)):
-        args = operators.with_defaults(op, (tensor,))
+        args = calls.with_defaults(op, (tensor,))
         torch.manual_seed(0)
         expected = form(*args)
         torch.manual_seed(0)
@@ -214,7 +213,7 @@ def _written_arguments(row):
 
 @pytest.mark.parametrize("row", [row for row in rows("with_writes") if row.name not in WITHOUT_A_CPU], ids=lambda row: row.name)
 def test_the_form_with_writes_returns_results_and_what_is_written(row):
-    (op,), form = overloads(row.name), operators.resolve(row.with_writes.name)
+    (op,), form = overloads(row.name), calls.resolve(row.with_writes.name)
     assert not form._schema.is_mutable
     torch.manual_seed(0)
     expected = form(*_written_arguments(row))
@@ -222,14 +221,14 @@ def test_the_form_with_writes_returns_results_and_what_is_written(row):
     torch.manual_seed(0)
     out = op(*args)
     own = (out if isinstance(out, tuple) else (out,)) if row.with_writes.own else ()
-    got = [*own, *(args[place] for place in operators.written_positions(op, args))]
+    got = [*own, *(args[place] for place in calls.written_positions(op, args))]
     assert [torch.equal(one, two) for one, two in zip(got, expected, strict=True)] == [True] * len(expected)
     assert len(own) == row.with_writes.own
 
 
 @pytest.mark.parametrize("row", rows("in_memory_order"), ids=lambda row: row.name)
 def test_what_draws_in_memory_order_gives_a_transposed_tensor_other_numbers(row):
-    (op,), form = overloads(row.name), operators.resolve(row.functional)
+    (op,), form = overloads(row.name), calls.resolve(row.functional)
     flat = torch.zeros(8, 9)
     torch.manual_seed(0)
     expected = form(flat.t(), 0.5)
@@ -240,10 +239,10 @@ def test_what_draws_in_memory_order_gives_a_transposed_tensor_other_numbers(row)
 
 @pytest.mark.parametrize("row", rows("complex_in_place"), ids=lambda row: row.name)
 def test_complex_numbers_round_otherwise_in_place(row):
-    (op,), form = overloads(row.name), operators.functional_form(*overloads(row.name))
+    (op,), form = overloads(row.name), calls.functional_form(*overloads(row.name))
     one, two = torch.randn(999, dtype=torch.complex64), torch.randn(999, dtype=torch.complex64)
     left = op(one.clone(), two)
-    assert torch.equal(operators.resolve(row.complex_in_place)(one, two), left)
+    assert torch.equal(calls.resolve(row.complex_in_place)(one, two), left)
     assert not torch.equal(form(one, two), left), "they agree by now: the row can go"
 
 
@@ -251,7 +250,7 @@ def test_complex_numbers_round_otherwise_in_place(row):
 def test_what_is_called_element_wise_lacks_the_tag_and_works_in_place(row):
     (op,), (args,) = overloads(row.name), CALLS[row.name]
     assert torch.Tag.pointwise not in op.tags, "torch says so by now: the column can go"
-    out = operators.resolve(operators.out_form(op))
+    out = calls.resolve(calls.out_form(op))
     expected = op(*args)
     for place in (at for at, arg in enumerate(args) if isinstance(arg, torch.Tensor)):
         given = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
@@ -263,7 +262,7 @@ def test_what_is_called_element_wise_lacks_the_tag_and_works_in_place(row):
 @pytest.mark.parametrize("row", rows("rounds_once"), ids=lambda row: row.name)
 def test_what_rounds_once_gives_the_same_bits_into_any_layout(row, dtype):
     (op,) = overloads(row.name)
-    out = operators.resolve(operators.out_form(op))
+    out = calls.resolve(calls.out_form(op))
     one, two = (torch.randn(37, 41, dtype=torch.float64).exp().to(dtype) for _ in range(2))
     expected = op(one, two)
     for target in (torch.empty(41, 37).t(), torch.empty(37, 50)[:, 3:44], torch.empty(37, 82)[:, ::2], torch.empty(41, 74).t()[::2]):
@@ -306,7 +305,7 @@ def test_a_split_makes_groups_of_all_results(row):
 @pytest.mark.parametrize("row", rows("reads_result"), ids=lambda row: row.name)
 def test_parameters_left_out_are_those_of_the_schema(row):
     """`tests/rewrite/test_read_results.py` holds the bits."""
-    forward = operators.resolve(row.reads_result.forward)._schema.arguments
+    forward = calls.resolve(row.reads_result.forward)._schema.arguments
     assert tuple(argument.default_value for argument in forward[1:]) == row.reads_result.defaults
 
 
@@ -345,9 +344,9 @@ def test_the_in_place_form_has_the_row_of_its_functional_form(name):
 def test_in_place_forms_are_known_by_name():
     """By torch's own tag; names that end so without writing are none."""
     wrong = [
-        operators.name_of(op)
+        calls.name_of(op)
         for _, op in dispatched()
-        if torch.Tag.inplace in op.tags and not writes_in_place(operators.name_of(op)) and op._schema.is_mutable
+        if torch.Tag.inplace in op.tags and not writes_in_place(calls.name_of(op)) and op._schema.is_mutable
     ]
     assert wrong == []
 
@@ -362,7 +361,7 @@ def test_linear_algebra_is_known_by_name_and_activations_are_none():
 @pytest.mark.parametrize("row", [row for row in ROWS.values() if row.by_tensor], ids=lambda row: row.name)
 def test_tensors_stand_for_numbers_with_the_same_bits(row, dtype):
     """Of a list only single elements: what is longer may be multiplied by the inverse of a number."""
-    op, by_tensor = (operators.resolve(name) for name in (row.name, f"{row.name.rpartition('.')[0]}.{row.by_tensor}"))
+    op, by_tensor = (calls.resolve(name) for name in (row.name, f"{row.name.rpartition('.')[0]}.{row.by_tensor}"))
     lists, writes = "_foreach" in row.name, row.name.endswith("out")
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
@@ -394,18 +393,18 @@ def test_facts_about_operators_are_nowhere_but_in_the_table():
 @pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
 def test_softmaxes_leave_their_results_where_arguments_lie(name, dtype):
     """Bit for bit, along every dimension, with infinities and what is no number among the elements."""
-    forward, backward = (operators.resolve(f"aten.{each}.default") for each in (name, f"{name}_backward_data"))
+    forward, backward = (calls.resolve(f"aten.{each}.default") for each in (name, f"{name}_backward_data"))
     for shape in ((7, 13), (3, 4, 5), (2, 3, 17, 33), (5, 1), (1, 5003), (3, 0)):
         for dim in range(len(shape)):
             x, grad = ((torch.randn(shape, dtype=torch.float64) * 4).to(dtype) for _ in range(2))
             x.view(-1)[3:12:4] = torch.tensor([torch.inf, torch.nan, -torch.inf], dtype=dtype)[: len(x.view(-1)[3:12:4])]
             y = forward(x, dim, False)
             given = x.clone()
-            operators.resolve(operators.out_form(forward))(given, dim, False, out=given)
+            calls.resolve(calls.out_form(forward))(given, dim, False, out=given)
             assert same_bits(given, y)
             left = backward(grad, y, dim, dtype)
             for place in (0, 1):
                 args = [grad.clone(), y.clone()]
                 keyword = {"grad_input" if name == "_softmax" else "out": args[place]}
-                operators.resolve(operators.out_form(backward))(*args, dim, dtype, **keyword)
+                calls.resolve(calls.out_form(backward))(*args, dim, dtype, **keyword)
                 assert same_bits(args[place], left)

@@ -67,7 +67,7 @@ def test_one_program_does_on_each_shape_what_that_shapes_own_does(graph, numbers
 def test_a_programs_head_reads_dimensions_and_computes_each_expression_once():
     lines = lower(Decided.in_order(parse(TEXT))).splitlines()
     assert lines[0] == "# 4 operators; for s0 in 1..64, s1 in 16..2048"
-    assert "from lowtide.ir.shapes.evaluate import divided" in lines
+    assert "from lowtide.ir.shapes.points import divided" in lines
     assert lines[lines.index("def step(inputs):") + 1 :][:7] == [
         "    (w, x, ) = inputs",
         "    s0 = x.size(0)",

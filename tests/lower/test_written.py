@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 import lowtide
 from lowtide.ir.graph import Kind, Node, Value
 from lowtide.ir.operators.row import SCATTER
-from lowtide.lower import scatters as written
+from lowtide.lower import python as written
 from lowtide.lower.python import lower
 from tests.lower.bare_plans import plan, tensor
 

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.placement import Greedy, Placement, Portfolio, answers, arena_bound_bytes, fitting
+from lowtide.placement import Greedy, Placement, Portfolio, answers, arena_bound_bytes, fitting, greedy
+from lowtide.placement.base import placed
 from lowtide.placement.fitting import FITS, ORDERS, FitRule, Order, sequence
+from lowtide.placement.free_lists import FreeLists
 from lowtide.placement.strip import Strip
 from lowtide.problems.placement import FREE, PlaceProblem
 from lowtide.problems.status import Status
@@ -158,3 +160,34 @@ def test_a_pass_ends_soon_after_its_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.fits
     assert found.stats["stacked"] > n // 2
     assert next(ticks) < 20
+
+
+@unhurried
+@given(problems(max_buffers=7))
+def test_free_lists_place_what_is_not_fixed_as_time_goes_on_and_backward(problem: PlaceProblem) -> None:
+    strip = Strip.of(problem)
+    for placer in (FreeLists(), FreeLists(backward=True)):
+        at = placer.offsets(strip)
+        assert (at is None) == bool((strip.blocks.fixed != FREE).any())
+        if at is not None:
+            placed(problem, strip.offsets(at), placer)  # checks
+
+
+def test_free_lists_join_what_is_free_again():
+    """Two of 4 bytes go, and one of 8 lies in their place, above the one that stays; for the next one the arena grows."""
+    problem = PlaceProblem.of([4, 4, 2, 8, 3], [0, 0, 0, 3, 4], [2, 3, 9, 9, 6])
+    at = FreeLists().offsets(Strip.of(problem))
+    assert at is not None
+    assert at.tolist() == [6, 2, 0, 2, 10]
+
+
+def test_what_is_too_large_for_quadratic_passes_is_placed_as_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greedy, "_MAX_LOOKS", 10)
+    random = np.random.default_rng(0)
+    start = random.integers(0, 300, 400)
+    problem = PlaceProblem.of(random.integers(1, 100, 400), start, start + random.integers(1, 30, 400), align_bytes=8)
+    found = Portfolio().place(problem)  # checks
+    assert found.solver.startswith("FreeLists(")
+    assert found.arena_bytes < 1.3 * found.lower_bound_bytes
+    fixed = PlaceProblem.of([1] * 8, [0] * 8, [1] * 8, fixed_bytes=[3, *[FREE] * 7])
+    assert Portfolio().place(fixed).arena_bytes == 8

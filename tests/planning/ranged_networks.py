@@ -11,8 +11,7 @@ from lowtide.cost.measures import Measures
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.points import at
-from lowtide.ranges.candidate import Ranged
-from lowtide.ranges.points import ShapePoint, sample_points
+from lowtide.ranges.candidate import Ranged, ShapePoint, sample_points
 
 BATCH, LENGTH = sympy.symbols("batch length", integer=True, nonnegative=True)
 BATCHES, LENGTHS = Dimension("batch", 1, 32), Dimension("length", 16, 512)

@@ -23,10 +23,9 @@ from lowtide.ir.shapes.points import at
 from lowtide.lower.python import lower
 from lowtide.planning.candidate import equal_graphs
 from lowtide.planning.request import Budget
-from lowtide.ranges import measurements as measured
-from lowtide.ranges.candidate import Ranged
+from lowtide.ranges import candidate as measured
+from lowtide.ranges.candidate import Ranged, sample_points
 from lowtide.ranges.planner import RangePlanner
-from lowtide.ranges.points import sample_points
 from lowtide.runtime.program import Program
 from tests.planned import plan
 from tests.planning.networks import REQUEST

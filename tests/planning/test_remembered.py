@@ -140,7 +140,7 @@ def test_a_search_of_the_callers_own_kind_is_asked_each_time(folder):
 
 def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(remembered, "directory", lambda: tmp_path / "file")
-    monkeypatch.setattr("lowtide.base.folders._warned", set())
+    monkeypatch.setattr("lowtide.base.files._warned", set())
     (tmp_path / "file").write_text("")
     with pytest.warns(RuntimeWarning, match="cannot keep what it measures"):
         assert _planned(0.8).cost_report

@@ -19,11 +19,20 @@ from lowtide.ir.text.graph_text import to_text
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.replan import found_like, split_as
 from lowtide.rewrite.rewritings import Rewriting, rewritings
-from lowtide.split.graphs import MeasuredGraph, found_graphs, loss_in_parts, prepared, worth_parting
 from lowtide.split.judge import Judge, Prices
+from lowtide.split.parts import Split
 from lowtide.split.rewrite import Loops, looped, with_loops
-from lowtide.split.roles import Split
-from lowtide.split.search import FissionSearch, Root, SearchWidth, groups_of
+from lowtide.split.search import (
+    FissionSearch,
+    MeasuredGraph,
+    Root,
+    SearchWidth,
+    found_graphs,
+    groups_of,
+    loss_in_parts,
+    prepared,
+    worth_parting,
+)
 from tests.loops import Captured, captured, checked, nodes_of
 from tests.splits import candidates, split
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lowtide.cost.trial_process import WorkerExitedError
-from lowtide.regions import workers
+from lowtide.regions import inductor
 from lowtide.runtime.libraries import NativeError
 
 TEXTS = {f"key{number}": f"body{number}" for number in range(12)}
@@ -42,8 +42,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Worker]]:
             made.append(Worker(answer, begins))
             return made[-1]
 
-        monkeypatch.setattr(workers, "processes", lambda: processes)
-        monkeypatch.setattr(workers, "_started", start)
+        monkeypatch.setattr(inductor, "processes", lambda: processes)
+        monkeypatch.setattr(inductor, "_started", start)
         return made
 
     return starts
@@ -66,7 +66,7 @@ def test_each_is_compiled_once_here_or_elsewhere(started: Callable[..., list[Wor
         here.append(key)
 
     made = started(answer)
-    assert workers.compile_all(TEXTS, compile_here, shares.append) == {}
+    assert inductor.compile_all(TEXTS, compile_here, shares.append) == {}
     assert sorted(elsewhere + here) == sorted(TEXTS)
     assert elsewhere
     assert here
@@ -87,18 +87,18 @@ def test_what_a_process_leaves_is_done_here(started: Callable[..., list[Worker]]
         here.append(key)
 
     started(answer)
-    assert workers.compile_all(TEXTS, compile_here, lambda share: None) == {}
+    assert inductor.compile_all(TEXTS, compile_here, lambda share: None) == {}
     assert sorted(here) == sorted(TEXTS)
 
 
 def test_without_processes_all_is_done_here(started: Callable[..., list[Worker]]) -> None:
     here: list[str] = []
     started(lambda request: {}, begins=False)
-    workers.compile_all(TEXTS, here.append, lambda share: None)
+    inductor.compile_all(TEXTS, here.append, lambda share: None)
     assert here == list(TEXTS)
     few = dict(list(TEXTS.items())[:2])
     made = started(lambda request: {})
-    workers.compile_all(few, here.append, lambda share: None)
+    inductor.compile_all(few, here.append, lambda share: None)
     assert made == []
     assert here == [*TEXTS, *few]
 
@@ -117,7 +117,7 @@ def test_reasons_are_told(started: Callable[..., list[Worker]]) -> None:
         raise NativeError("inductor cannot compile it (here)")
 
     started(answer)
-    reasons = workers.compile_all(TEXTS, compile_here, lambda share: None)
+    reasons = inductor.compile_all(TEXTS, compile_here, lambda share: None)
     assert reasons.keys() == TEXTS.keys()
     assert set(reasons.values()) == {f"inductor cannot compile it ({where})" for where in ("here", "elsewhere")}
 
@@ -136,21 +136,21 @@ def test_an_interruption_ends_all(started: Callable[..., list[Worker]]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        workers.compile_all(TEXTS, interrupted, lambda share: None)
+        inductor.compile_all(TEXTS, interrupted, lambda share: None)
     assert made
     assert all(worker.has_ended for worker in made)
 
 
 def test_what_begins_ahead_is_used_or_ended(started: Callable[..., list[Worker]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "begin", lambda: None)
-    monkeypatch.setattr(workers, "has_compiled", lambda: False)
+    monkeypatch.setattr(inductor, "begin", lambda: None)
+    monkeypatch.setattr(inductor, "has_compiled", lambda: False)
     made = started(lambda request: {}, processes=2)
-    with workers.begun_ahead("cpu"):
-        workers.compile_all(TEXTS, lambda key: None, lambda share: None)
-    with workers.begun_ahead("cpu"):
+    with inductor.begun_ahead("cpu"):
+        inductor.compile_all(TEXTS, lambda key: None, lambda share: None)
+    with inductor.begun_ahead("cpu"):
         pass
-    with workers.begun_ahead("cuda:0"):
+    with inductor.begun_ahead("cuda:0"):
         pass
     assert len(made) == 2
     assert all(worker.has_ended for worker in made)
-    assert not workers._begun
+    assert not inductor._begun

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from lowtide.base import workers
-from lowtide.base.workers import Helper
+from lowtide.base import process
+from lowtide.base.process import Helper
 from lowtide.remat import sweep
 from lowtide.remat.sweep import Sweep
 from tests.sequences import stored_chain
@@ -15,7 +15,7 @@ from tests.sequences import stored_chain
 @pytest.mark.parametrize("processors", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 8])
 def test_everything_is_made_in_its_order(monkeypatch, processors, count):
-    monkeypatch.setattr(workers, "processors", lambda: processors)
+    monkeypatch.setattr(process, "processors", lambda: processors)
     threads = set()
 
     def squared(number):
@@ -28,14 +28,14 @@ def test_everything_is_made_in_its_order(monkeypatch, processors, count):
 
 
 def test_an_error_of_either_thread_is_raised(monkeypatch):
-    monkeypatch.setattr(workers, "processors", lambda: 2)
+    monkeypatch.setattr(process, "processors", lambda: 2)
     for bad in (0, 1):
         with Helper(True) as both, pytest.raises(ZeroDivisionError):
             list(both.made_of([1 - bad, bad], lambda number: 1 // number))
 
 
 def test_the_archive_is_the_same(monkeypatch):
-    monkeypatch.setattr(workers, "processors", lambda: 2)
+    monkeypatch.setattr(process, "processors", lambda: 2)
     found = []
     for large in (1, 10_000):
         monkeypatch.setattr(sweep, "_LARGE", large)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.table import functional_base
+from lowtide.ir.operators.nodes import functional_base
 from research.shapes.relations import RULES, equations
 from research.shapes.solve import ShapeGraph
 

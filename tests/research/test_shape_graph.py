@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.shapes.evaluate import size_at
-from lowtide.ir.shapes.points import at
+from lowtide.ir.shapes.points import at, size_at
 from lowtide.ir.shapes.polynomial import Polynomial
 from lowtide.ir.text.graph_text import parse, to_text
 from research.shapes.compare import Comparison, compare

@@ -19,7 +19,7 @@ from lowtide.ir.operators.axes import cut_by, is_innermost
 from lowtide.rewrite.base import replace_nodes
 from lowtide.rewrite.losses import add_into_sums, make_anew, sum_losses
 from lowtide.split.dimensions import DimensionGraph
-from lowtide.split.roles import Split
+from lowtide.split.parts import Split
 from tests.loops import Captured, captured, checked, made, nodes_of, planned, set_around
 from tests.splits import along, split
 

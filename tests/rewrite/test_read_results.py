@@ -11,7 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.table import ROWS
+from lowtide.ir.operators.nodes import ROWS
 from lowtide.rewrite.results import read_results
 
 EDGES = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 6.0, -1.0, 1.0, 1e-45, -1e-45, 5.9999995, 6.0000005])

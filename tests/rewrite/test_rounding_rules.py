@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.ir.check.graph_check import check_graph
-from lowtide.ir.text.reader import parse
+from lowtide.ir.text.graph_text import parse
 from lowtide.rewrite.rewritings import ALIGNMENT, RULES, rewrite, rewritings
 from tests.graph_runs import inference_graph, run, training_graph
 from tests.weighed import Weighed

@@ -11,7 +11,7 @@ from torch import nn
 
 import lowtide
 from bench.bits import same_bits
-from lowtide.api import graphs
+from lowtide.api import step_memory
 from lowtide.lower.numbers import NumberTensors
 from lowtide.runtime.graphs.steps import as_kernels_round
 
@@ -47,7 +47,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def _recorder(monkeypatch):
-    monkeypatch.setitem(graphs.DEVICES, "cpu", Recorder)
+    monkeypatch.setitem(step_memory.DEVICES, "cpu", Recorder)
     monkeypatch.setattr(Recorder, "stream", 0)
     monkeypatch.setattr(Recorder, "fails", False)
 
@@ -313,7 +313,7 @@ def test_a_limit_holds_with_the_copies():
 def test_words_are_checked(monkeypatch):
     with pytest.raises(ValueError, match="graph: expected one of 'auto', 'always', 'never', got True"):
         lowtide.Run(graph=True)
-    monkeypatch.delitem(graphs.DEVICES, "cpu")
+    monkeypatch.delitem(step_memory.DEVICES, "cpu")
     model, batch = nn.Linear(2, 2), torch.randn(1, 2)
     with pytest.raises(ValueError, match=r"graph: .*CUDA device"):
         lowtide.optimize(model, batch, run=lowtide.Run(graph="always"), planning=PLANNING)

@@ -9,10 +9,9 @@ import sys
 import pytest
 import torch
 
-from lowtide.runtime import copies, program, streams
-from lowtide.runtime.copies import DirectMemory, StreamedMemory, TensorLayout, host_memory
+from lowtide.runtime import copies, program
+from lowtide.runtime.copies import CudaStreams, DirectMemory, StreamedMemory, TensorLayout, host_memory
 from lowtide.runtime.program import Program
-from lowtide.runtime.streams import CudaStreams
 from tests.swapping import LateStreams, idle_bytes
 
 
@@ -269,7 +268,7 @@ class _Interrupt:
         self.left, self.came = left, False
 
     def __call__(self, frame, event, argument):
-        files = copies.__file__, streams.__file__, program.__file__
+        files = copies.__file__, program.__file__
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith((*files, "<lowtide step")):
             return
         self.left -= 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.base import folders
+from lowtide.base import files
 from lowtide.runtime import libraries
 from lowtide.runtime import libraries as compiler_module
 from lowtide.runtime.arena import native
@@ -34,7 +34,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
 
 
@@ -297,7 +297,7 @@ def test_an_allocator_that_is_there_already_is_kept_behind_and_one_that_comes_la
     assert done.stdout.splitlines() == ["another allocator was put before lowtide's", "True False", "1 1 0"], done.stderr
 
 
-@pytest.mark.parametrize("module", ["lowtide.cuda.native", "lowtide.cpu.library"])
+@pytest.mark.parametrize("module", ["lowtide.cuda.native", "lowtide.cpu.network"])
 def test_what_a_library_is_built_of_is_there(module):
     """Where no GPU is, nobody would notice that a file which is named there has gone."""
     named = [value for value in vars(importlib.import_module(module)).values() if isinstance(value, (Path, tuple, list))]

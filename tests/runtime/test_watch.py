@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lowtide.runtime.watch import Watch
+from lowtide.runtime.tokens import Watch
 
 _BEHIND = {"a": 1, "b": 2}
 

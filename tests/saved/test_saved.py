@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -68,6 +69,30 @@ def test_it_is_as_the_function_that_was_not_saved(path: Path) -> None:
         loaded(torch.randn(1, 3, 7, 6))
     with pytest.raises(lowtide.BatchError, match="expected float32"):
         loaded(x.double())
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_what_it_takes_is_said_before_a_weight_is_read(net: Any, path: Path) -> None:
+    step, args = step_of(net())
+    step.save_frozen(path, *args)
+    needs, file = lowtide.frozen_needs(path), bytearray(path.read_bytes())
+    loaded = lowtide.load_frozen(path, memory=needs.peak_bytes)
+    assert loaded.held_bytes == needs.held_bytes
+    assert needs.call_bytes >= sum(arg.nbytes for arg in args if isinstance(arg, Tensor))
+    file[-65] ^= 255  # of the last weight, or behind it
+    path.write_bytes(file)
+    assert lowtide.frozen_needs(path) == needs
+    with pytest.raises(lowtide.BudgetError, match=f"{path}: expected .* got one that holds .* raise `memory`") as caught:
+        lowtide.load_frozen(path, memory=needs.peak_bytes - 1)
+    assert caught.value.smallest_peak_bytes == needs.peak_bytes
+
+
+def test_a_limit_of_a_loaded_function_is_in_bytes(path: Path) -> None:
+    step, (x,) = step_of(between())
+    step.save_frozen(path, x)
+    for memory in ("50%", {"cuda": "1GiB"}, {"cpu": "1GiB", "host": "1GiB"}):
+        with pytest.raises(ValueError, match=rf"memory: expected bytes, .*no peak to take a share of.*; got {re.escape(repr(memory))}"):
+            lowtide.load_frozen(path, memory=memory)
 
 
 def test_batches_by_name_and_values_that_are_fixed(path: Path) -> None:

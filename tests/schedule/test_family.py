@@ -16,8 +16,8 @@ from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem, Task
 from lowtide.problems.status import Status
+from lowtide.ranges.candidate import sample_points
 from lowtide.ranges.planner import fewest, one_by_one
-from lowtide.ranges.points import sample_points
 from lowtide.schedule.auto import schedule
 from tests.listing import listing
 from tests.problems import same

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.split.dominators import Borders, Dominators, Heat
+from lowtide.split.sets import Borders, Dominators, Heat
 
 
 def _random(seed: int) -> tuple[list[list[int]], Dominators]:

@@ -14,8 +14,7 @@ from lowtide.capture.program import TrainingProgram, capture_inference, capture_
 from lowtide.capture.trace import Given
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rewrite.losses import make_anew, sum_losses
-from lowtide.split.dimensions import DimensionGraph, cut_by
-from lowtide.split.names import ComponentTable
+from lowtide.split.dimensions import ComponentTable, DimensionGraph, cut_by
 from lowtide.split.sets import SplitSet
 from tests.fission_programs import evaluated, wrong_results
 from tests.splits import candidates

@@ -1,4 +1,4 @@
-"""What containers hold: looked at, compared, put back. Methods of classes of their own are not asked.
+"""What containers hold, and attributes of the user's classes: looked at, compared, put back. Methods of classes of their own are not asked.
 
 And what a program reaches that goes on by itself where it is used: iterators, generators of random numbers, files, queues, arrays.
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import datetime
+import decimal
 import enum
+import fractions
 import io
 import mmap
 import operator
+import pathlib
 import pickle
 import queue
 import random
@@ -20,7 +24,7 @@ import threading
 import types
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -28,9 +32,10 @@ import numpy
 import numpy.random
 import torch
 
-from lowtide.base.places import ABSENT
+from lowtide.base.places import ABSENT, Position, attributes, is_slot, static_attribute
 from lowtide.capture.care.writes import refuse
-from lowtide.capture.sources import users_line
+from lowtide.capture.results import is_number
+from lowtide.capture.sources import is_library, users_line
 from lowtide.errors import CaptureError
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -40,6 +45,10 @@ MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar, queue.Queue, queue
 SPACES = (types.SimpleNamespace, threading.local)  # of which no class notes what is read
 _CALLING, _REDUCE = type(iter(int, 1)), vars(object)["__reduce__"]
 _LARGEST = 1000  # items of a container that is made again
+_FIXED = (
+    torch.dtype, torch.device, torch.layout, torch.memory_format, numpy.generic, numpy.dtype, type, range, slice, pathlib.PurePath,
+    fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
+)  # fmt: skip
 PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
@@ -75,9 +84,11 @@ def is_plain(item: Any) -> bool:
 
 
 def is_constant(item: Any) -> bool:
-    """Whether it is plain, or a small container of such, of no class of the user's but for tuples: one like it can be made again."""
-    if not isinstance(item, tuple) and type(item) not in (list, dict):
-        return is_plain(item)
+    """Whether it is plain or fixed, or a small container of such, of no class of the user's but for tuples: one like it can be made."""
+    if isinstance(item, numpy.ndarray):
+        return bool(item.dtype != object)
+    if not isinstance(item, tuple) and type(item) not in (list, dict, set, frozenset):
+        return is_plain(item) or isinstance(item, _FIXED)
     return len(item) < _LARGEST and all(map(is_constant, (*item, *item.values()) if type(item) is dict else item))
 
 
@@ -242,3 +253,113 @@ class MovingObjects:
         start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
         bounds = ((each.__array_interface__["data"][0], each.nbytes) for each in self._arrays)
         return any(first < start + size and start < first + length for first, length in bounds)
+
+
+class ClassNumbers:
+    """What lay in attributes of classes when they were found."""
+
+    def __init__(self) -> None:
+        self._of: dict[type, dict[str, Any]] = {}
+
+    def note(self, cls: type) -> None:
+        self._of.setdefault(cls, _numbers_of(cls))
+
+    def clear(self) -> None:
+        self._of.clear()
+
+    def others(self, but: Container[tuple[int, str]]) -> Iterator[tuple[type, str, Any, Any]]:
+        """Where another number lies now, what lay there, and what does; but for places, by class and name, that are noted otherwise."""
+        for cls, before in self._of.items():
+            for name, number in (before | dict.fromkeys(_numbers_of(cls).keys() - before.keys(), ABSENT)).items():
+                now = vars(cls).get(name, ABSENT)
+                if (id(cls), name) not in but and differ(number, now) and not is_number(now):
+                    yield cls, name, number, now
+
+    def unchanged(self, words: Container[str]) -> Iterator[tuple[type, str]]:
+        """The attributes with these names that hold no number, or the same one."""
+        for cls, before in self._of.items():
+            for name, item in vars(cls).items():
+                is_old = not is_plain(item) or (name in before and not differ(before[name], item))
+                if is_old and name in words and not name.startswith("__"):
+                    yield cls, name
+
+
+def counts(old: Any, new: Any) -> bool:
+    """Whether a number has become another, as counts do; a flag or a text may settle."""
+    return {type(old), type(new)} <= {int, float}
+
+
+def users_bases(cls: type) -> Iterator[type]:
+    """A class, and those that it derives from, but for libraries' own."""
+    for base in cls.__mro__:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if base not in (object, type) and not (isinstance(file, str) and is_library(file)):
+            yield base
+
+
+def is_written_by_user(item: Any) -> bool:
+    """Whether a module, or the module of a class or function, is no library's and not Python's own."""
+    module = item if isinstance(item, types.ModuleType) else sys.modules.get(item.__module__)
+    if module is None or module.__name__ in sys.builtin_module_names:
+        return False
+    file = getattr(module, "__file__", None)
+    return not (isinstance(file, str) and is_library(file))
+
+
+def _numbers_of(cls: type) -> dict[str, Any]:
+    """The numbers and texts in a class's own attributes, but for what Python keeps there."""
+    return {name: item for name, item in vars(cls).items() if is_plain(item) and not name.startswith("__")}
+
+
+class WrittenAttributes:
+    """Attributes of objects that a program writes, and what lay there before."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def __contains__(self, key: tuple[int, str]) -> bool:
+        return key in self._before
+
+    def note(self, item: Any, name: str) -> None:
+        """One is about to be written."""
+        own = attributes(item)
+        before = static_attribute(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
+        self._before.setdefault((id(item), name), (item, before))
+
+    def constants(self) -> list[tuple[Any, str, Any]]:
+        """Those of objects of the user's in which constants lie now, and these."""
+        items = [(item, name) for (_, name), (item, _) in self._before.items() if is_written_by_user(type(item))]
+        return [(item, name, now) for item, name in items if is_constant(now := static_attribute(item, name))]
+
+    def put_back(self, item: Any, name: str) -> None:
+        own, (_, before) = attributes(item), self._before[id(item), name]
+        if own is ABSENT or is_slot(item, name):
+            Position.of(item, name).put(before)
+        elif before is ABSENT:
+            own.pop(name, None)
+        else:
+            own[name] = before
+
+    def put_all_back(self) -> None:
+        for (_, name), (item, _) in self._before.items():
+            self.put_back(item, name)
+
+    def clear(self) -> None:
+        self._before.clear()
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first name under which something else lies."""
+    for name in {**before, **now}:
+        old, new = before.get(name, ABSENT), now.get(name, ABSENT)
+        if old is not new and (differ(old, new) or not (is_plain(old) and is_plain(new))):
+            return name
+    return None
+
+
+def changed_each_time(change: str) -> str:
+    """What is said of what each step would change."""
+    return (
+        f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
+        "keep what changes from step to step in a buffer, or count outside of the step"
+    )

@@ -20,26 +20,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.base.places import (
-    ABSENT,
-    CACHED,
-    EVERYTHING,
-    Beside,
-    Position,
-    answers,
-    attributes,
-    behind,
-    in_context,
-    is_slot,
-    referred,
-    static_attribute,
+from lowtide.base.places import ABSENT, EVERYTHING, Beside, Position, attributes, behind, in_context, is_slot, referred, static_attribute
+from lowtide.capture.care.answers import CACHED, RememberingFunctions, answers, called
+from lowtide.capture.care.contents import (
+    CONTAINERS,
+    PLAIN,
+    SPACES,
+    ClassNumbers,
+    MovingObjects,
+    WrittenAttributes,
+    changed_each_time,
+    counts,
+    differ,
+    difference,
+    is_written_by_user,
+    moves,
+    pieces,
+    put_back,
+    users_bases,
 )
-from lowtide.capture.care.class_numbers import ClassNumbers, counts, is_written_by_user, users_bases
-from lowtide.capture.care.contents import CONTAINERS, PLAIN, SPACES, MovingObjects, differ, is_constant, is_plain, moves, pieces, put_back
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, noted
-from lowtide.capture.care.names import IMPORT, codes, named
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
+from lowtide.capture.effects.code import IMPORT, codes, named
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_users, users_line
@@ -66,7 +69,7 @@ class Follower:
         self._optimizers = [each for each in within if not type(each).__module__.startswith("torch.optim.")]  # those rest on groups alone
         self._places: dict[tuple[int, str], Position] = {}
         self._before: dict[tuple[int, str], Any] = {}  # what lay there when it was found
-        self._written: dict[tuple[int, str], tuple[Any, Any]] = {}  # the object, and what lay there before
+        self._written = WrittenAttributes()
         self._seen: dict[int, Any] = {}  # kept alive meanwhile, so that ids stay their own, and what is in `_held`
         self._held: list[Any] = []
         self._followed: dict[int, Any] = {}  # objects of which reads are noted
@@ -77,7 +80,7 @@ class Follower:
         self._numbers = ClassNumbers()
         self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
-        self._caches: list[Any] = []  # functions that remember their answers
+        self.remembering = RememberingFunctions(models)
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
         self._imports: list[tuple[str, str]] = []  # modules that functions import themselves, and the line
@@ -139,7 +142,7 @@ class Follower:
             if counts(old, new):
                 return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
         for space, before in self._spaces:
-            if (name := _difference(before, attributes(space))) is not None:
+            if (name := difference(before, attributes(space))) is not None:
                 once = "where only a first call sets it, call the model or the loss once before"
                 return f"attribute {name!r} of a {type(space).__name__} is set, and those of an object of your own class can be; {once}"
         return ""
@@ -151,10 +154,7 @@ class Follower:
 
     def puts(self) -> list[tuple[Any, str, Any]]:
         """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        entries = [
-            (item, name, static_attribute(item, name)) for (_, name), (item, _) in self._written.items() if is_written_by_user(type(item))
-        ]
-        return [(item, name, now) for item, name, now in entries if is_constant(now) and self.only_writes(item, name)]
+        return [(item, name, now) for item, name, now in self._written.constants() if self.only_writes(item, name)]
 
     def only_writes(self, item: Any, name: str) -> bool:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
@@ -168,7 +168,7 @@ class Follower:
 
     def take_back(self) -> None:
         for item, name, _ in self.puts():
-            self._restore(item, name, self._written[(id(item), name)][1])
+            self._written.put_back(item, name)
 
     def turn_back(self) -> None:
         """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
@@ -182,20 +182,10 @@ class Follower:
         """Undo what the program has written into attributes and containers."""
         for container, before_it in self._contents:
             put_back(container, before_it)
-        for (_, name), (item, before) in self._written.items():
-            self._restore(item, name, before)
+        self._written.put_all_back()
         for key, place in self._places.items():
             if isinstance(holder := place.holder, nn.Module) and differ(self._before[key], place.now()):
                 object.__setattr__(holder, place.name, self._before[key])
-
-    def _restore(self, item: Any, name: str, before: Any) -> None:
-        own = attributes(item)
-        if own is ABSENT or is_slot(item, name):
-            Position.of(item, name).put(before)
-        elif before is ABSENT:
-            own.pop(name, None)
-        else:
-            own[name] = before
 
     def objects_in(self, model: nn.Module, reads: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
         """Which of these attributes of modules hold objects that are followed here, and so are no more than places."""
@@ -209,7 +199,7 @@ class Follower:
 
     def forget(self) -> None:
         for table in vars(self).values():
-            if isinstance(table, (dict, list, ClassNumbers)) and table is not self.classes:
+            if isinstance(table, (dict, list, ClassNumbers, WrittenAttributes, RememberingFunctions)) and table is not self.classes:
                 table.clear()
 
     # While the program runs.
@@ -234,9 +224,7 @@ class Follower:
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
         if id(item) in self._followed or is_slot(item, name):
-            own = attributes(item)
-            before = static_attribute(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
-            self._written.setdefault((id(item), name), (item, before))
+            self._written.note(item, name)
 
     def note(self, holder: Any, name: str, text: str, line: str = "") -> None:
         key = id(holder), name
@@ -255,10 +243,9 @@ class Follower:
                 self.note(function, name, f"attribute {name!r} of {function.__qualname__}", function.__code__.co_filename)
         for cls, name in self._numbers.unchanged(self._words):
             self.note(cls, name, f"attribute {name!r} of the class {cls.__name__}", f"its module {cls.__module__}")
-        for cached in self._caches:
-            name = getattr(cached, "__qualname__", type(cached.__wrapped__).__name__)  # of a partial
+        for cached in self.remembering.functions:
             for key in (memory := answers(cached)):
-                self.note(memory, key, f"an answer that {name} remembers", cached.__module__)
+                self.note(memory, key, f"an answer that {called(cached)} remembers", cached.__module__)
 
     # What leads to what.
 
@@ -295,7 +282,7 @@ class Follower:
         elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
         elif isinstance(item, CACHED):
-            self._caches.append(item)
+            self.remembering.functions.append(item)
             self._follow(item.__wrapped__)
         elif isinstance(item, contextvars.ContextVar):
             self._of_moving(item, depth)
@@ -428,6 +415,7 @@ def following(
 
     def end() -> None:
         follower.turn_back()
+        follower.remembering.forget()
         while follower.classes:
             let_go(follower.classes.pop())
 
@@ -448,20 +436,3 @@ def put_beside() -> list[tuple[Any, str, Any]]:
 def _is_object(item: Any) -> bool:
     """Whether it is of a class of the user's, and no module or container."""
     return not isinstance(item, (*_NOT_FOLLOWED, *CONTAINERS, nn.Module)) and is_written_by_user(type(item))
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first name under which something else lies."""
-    for name in {**before, **now}:
-        old, new = before.get(name, ABSENT), now.get(name, ABSENT)
-        if old is not new and (differ(old, new) or not (is_plain(old) and is_plain(new))):
-            return name
-    return None
-
-
-def changed_each_time(change: str) -> str:
-    """What is said of what each step would change."""
-    return (
-        f"the program changes what it rests on each time it runs, which a captured step would not: {change}; "
-        "keep what changes from step to step in a buffer, or count outside of the step"
-    )

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from lowtide.ir.graph import Kind, Node, Value
-from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_view
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_view, row_of
 
 _TRAINED = (Kind.PARAMETER, Kind.STATE)
 _DIVIDING = {"py.truediv", "py.floordiv", "py.mod"}

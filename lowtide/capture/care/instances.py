@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from lowtide.base.places import ABSENT, EVERYTHING
+from lowtide.errors import CaptureError
 
+CALL_BEFORE = "call it once before the step, with the same arguments: what it remembers then is found by each step"
 PACKAGE_FOLDER = f"{Path(__file__).parents[2]}{os.sep}"
 _HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of types: made by a class statement; closed to changes
 _MARK = "_lowtide_notes"  # on what notes
@@ -46,6 +48,12 @@ def read_of_tensor(tensor: torch.Tensor, name: str) -> Any:
 def lies_in_array(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies on the memory of an array that the program which this thread follows has not made itself."""
     return (follower := listener.get()) is not None and follower.lies_in_array(tensor)
+
+
+def refuse_remembered(tensor: torch.Tensor, line: str) -> None:
+    """Raise CaptureError where a function that remembers its answers has given a tensor that is written now: each step would write anew."""
+    if (follower := listener.get()) is not None and (name := follower.remembering.with_memory(tensor)):
+        raise CaptureError(f"{line} writes into what {name} remembers: write into a copy (`.clone()`), or {CALL_BEFORE}")
 
 
 def reaches(item: Any) -> bool:

@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowtide.base.garbage import look_at_all
+from lowtide.base.process import look_at_all
 from lowtide.capture.blocks import address
+from lowtide.capture.care.answers import WITHIN_ANSWERS, forget_repeated
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.ir import tree
@@ -48,7 +49,7 @@ class LeakWatch:
     def refuse_survivors(self) -> None:
         """Raise CaptureError if a fake of the capture is still held, after taking it out of the list that holds it.
 
-        Memoised functions are made to forget: what they gave is computed in each step.
+        Memoised functions are made to forget: what they gave is computed in each step, where that is the same in each.
         """
         torch.clear_autocast_cache()  # where autocast is on around the capture, its cast weights are there
         if not self._alive():
@@ -58,7 +59,9 @@ class LeakWatch:
             return
         fakes = _fakes_on(alive)
         look_at_all()
-        if _forget_memoised(fakes) or self.names:
+        if memoised := _memoised(fakes):
+            forget_repeated(memoised, alive, self.nodes)
+        if memoised or self.names:
             fakes.clear()
             gc.collect()
             if not (alive := self._alive()):
@@ -139,16 +142,13 @@ def _name_of_cell(cell: types.CellType) -> str | None:
     return None
 
 
-def _forget_memoised(fakes: _Path) -> bool:
-    """Empty the memory of every `functools.lru_cache` that holds a fake, straight or within what it holds. Whether there was one."""
-    reached, emptied = fakes, False
-    for _ in range(3):
-        reached = _Path(_referrers(*reached))
-        for holder in reached:
-            if callable(getattr(type(holder), "cache_clear", None)):
-                holder.cache_clear()
-                emptied = True
-    return emptied
+def _memoised(fakes: _Path) -> list[Any]:
+    """Every `functools.lru_cache` that holds a fake, straight or within what it holds."""
+    holders, functions = fakes, dict[int, Any]()
+    for _ in range(WITHIN_ANSWERS):
+        holders = _Path(_referrers(*holders))
+        functions |= {id(holder): holder for holder in holders if callable(getattr(type(holder), "cache_clear", None))}
+    return [*functions.values()]
 
 
 def _take_out(fakes: _Path) -> None:

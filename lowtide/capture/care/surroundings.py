@@ -23,9 +23,8 @@ from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.instances import IMMUTABLE
-from lowtide.capture.care.names import codes
 from lowtide.capture.care.turns import Undo, undoing
-from lowtide.capture.effects.code import rewrite
+from lowtide.capture.effects.code import codes, rewrite
 from lowtide.capture.effects.containers import is_stand_in
 from lowtide.capture.sources import is_library, is_users
 from lowtide.errors import CaptureError
@@ -36,7 +35,7 @@ _MOST = 20_000  # objects that are looked at
 _CONTAINERS = (list, dict, set, collections.deque)
 _WITHIN = ("fget", "fset", "__func__", "func")  # of properties, class methods, partial methods
 _LEFT_ALONE = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
-_OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
+_OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
 
 
 @contextmanager
@@ -162,11 +161,19 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any], 
     named = names_in(function.__code__)
     if undo is not None:
         rewrite(function, undo, named)
-    tables = [vars(item) for name in named if is_users_module(item := function.__globals__.get(name))]
-    for table in (function.__globals__, *tables):
-        for name in named.intersection(table):
-            waiting.append(table[name])
-            yield functools.partial(table.__setitem__, name, table[name])
+    modules = (each for name in named for each in (function.__globals__.get(name), sys.modules.get(name)) if is_users_module(each))
+    for table in (function.__globals__, *map(vars, modules)):
+        before = {name: table.get(name, ABSENT) for name in named}
+        waiting.extend(before.values())
+        yield functools.partial(_put_back_names, table, before)
+
+
+def _put_back_names(table: dict[str, Any], before: dict[str, Any]) -> None:
+    for name, item in before.items():
+        if item is not ABSENT:
+            table[name] = item
+        elif name in table:
+            del table[name]
 
 
 def is_users_module(item: Any) -> bool:

@@ -1,7 +1,7 @@
 """Operators that have no answer without data: numbers that Python asks for, and results whose shape follows from the data.
 
 Fake tensors cannot answer them. Where what they ask follows from what is there before the step, the example answers
-(`capture.data.reader`).
+(`capture.data.facts`).
 
 Questions that the program asks only to raise: `if not valid.all(): raise ValueError(...)`, `assert not loss.isnan()`. Where nobody can know
 the answer before the step, and the other one leads to nothing but an exception, the program goes on with the one that raises nothing, and
@@ -26,9 +26,9 @@ from torch._ops import OpOverload
 from torch.distributions import constraints
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_range
-from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.data.facts import UnreadableError
 from lowtide.capture.draft import CallArguments
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
@@ -164,7 +164,7 @@ def number(recorder: Recording, op: OpOverload, recorded: CallArguments, args: t
         if asks and (check := check_of_caller()) is not None:
             return failed_check(recorder, args[0], check)
         wants_number = op is _aten._local_scalar_dense.default and not asks
-        raise LeavingError(why_unread(operators.name_of(op), str(why)), converts=wants_number) from None
+        raise LeavingError(why_unread(calls.name_of(op), str(why)), converts=wants_number) from None
 
 
 def failed_check(recorder: Recording, flag: torch.Tensor, check: DataCheck) -> bool:
@@ -194,22 +194,22 @@ def _of_draw(recorder: Recording, flag: torch.Tensor) -> bool | None:
 
 def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
     """Fake results of an operator whose results' shapes follow from data. Raises CaptureError where only the running step knows them."""
-    matter = operators.row(op).shaped_by
+    matter = calls.row(op).shaped_by
     decisive = (arg.shape for at, arg in enumerate(args) if isinstance(arg, Value) and (matter is None or at in matter))
     varies = any(not isinstance(extent, int) for shape in decisive for extent in shape)  # as those of a batch of a range do
     args = _that_matter(recorder, op, args)
     try:
         outcome = recorder.reader.results(recorder.draft, op, args, kwargs)
         if varies:  # only now: where no batch can say it, that is what is told
-            raise CaptureError(why_unshaped_in_range(operators.name_of(op)))
+            raise CaptureError(why_unshaped_in_range(calls.name_of(op)))
         if op is _aten._pack_padded_sequence.default:
             # Whoever takes the packed rows apart again reads how many there are of each step on the host: real numbers, now constants.
             lengths = args[1]
             assert isinstance(lengths, Value), "the operator takes a tensor"
-            recorder.reader.values(recorder.draft, operators.name_of(op), lengths)
+            recorder.reader.values(recorder.draft, calls.name_of(op), lengths)
             return _fake(outcome[0]), _constant(outcome[1])
     except UnreadableError as why:
-        raise CaptureError(why_unshaped(operators.name_of(op), str(why))) from None
+        raise CaptureError(why_unshaped(calls.name_of(op), str(why))) from None
     return tuple(map(_fake, outcome)) if isinstance(outcome, tuple) else _fake(outcome)
 
 
@@ -235,7 +235,7 @@ def _is_mask(index: Any) -> bool:
 
 def _that_matter(recorder: Recording, op: OpOverload, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
     """The arguments, with made-up tensors for those whose data decides nothing."""
-    matter = operators.row(op).shaped_by
+    matter = calls.row(op).shaped_by
     decides = (matter is None or at in matter or not isinstance(arg, Value) for at, arg in enumerate(args))
     return tuple(arg if it else recorder.reader.made_up(arg) for it, arg in zip(decides, args, strict=True))
 

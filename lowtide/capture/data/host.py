@@ -24,7 +24,7 @@ import lowtide.kernels  # noqa: F401  (defines lowtide::truncated_normal)
 from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
-from lowtide.capture.data.reader import UnreadableError
+from lowtide.capture.data.facts import UnreadableError
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.sums import Term
 from lowtide.capture.formulas.dispatch import formula

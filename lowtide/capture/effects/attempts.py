@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
@@ -40,7 +40,7 @@ def with_leaving(
         }
         if varying:
             with suppress(CaptureError):
-                return _summed(partial(_asking, capture, tuple(varying)), roots, names=False, counted=varying)
+                return _Attempts(partial(_asking, capture, tuple(varying)), roots, names=False, counted=varying).result()
         return _with_leaving(capture, roots, at_once)
 
 
@@ -54,14 +54,14 @@ def _asking(capture: Callable[[OutputRecorder | None, bool], T], keys: Iterable[
 
 def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:
     if at_once:
-        return _summed(capture, roots, names=True, counted={})
+        return _Attempts(capture, roots, names=True).result()
     try:
         return capture(None, False)
     except LeavingError as error:
         plain = str(error)
     why = close = ""
     try:
-        return _summed(capture, roots, names=False, counted={}, plain=plain)
+        return _Attempts(capture, roots, names=False, plain=plain).result()
     except StaleError as error:
         why = f"{error}. Or return it from loss() or after_backward(): `value, norm = step(...)`"
     except CaptureError as error:
@@ -76,104 +76,106 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         raise CaptureError(text) from error.__cause__
 
 
-def _summed(
-    capture: Callable[[OutputRecorder | None, bool], T],
-    roots: list[Any],
-    *,
-    names: bool,
-    counted: dict[Key, CountedPlace],
-    plain: str | None = None,
-) -> T:
+class _Attempts(Generic[T]):
     """A capture that follows what the program puts outside; where it is refused, or some are `counted`, one that follows its sums as well.
 
-    Each attempt says which attributes those are. Where all fail, the first refusal is told, unless a later one says more: an error of the
-    user's own code, or why what the program puts outside cannot be followed.
+    names: whether refusals search for the holder of a tensor.
+    plain: what an attempt without stand-ins said: with fewer of them than all it would be the same, so that a failure is final.
     """
-    refusal: CaptureError | None = None
-    tried = converts = bool(counted)
-    while True:
-        _put_back(counted)
-        summed, known = dict(counted), converts
-        try:
-            captured = _followed(capture, roots, names, plain, summed, counted, converts)
-        except CaptureError as error:
-            captured, converts = None, converts or getattr(error, "converts", False)
-            its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
-            better = isinstance(error, StaleError) or isinstance(refusal, LeavingError)
-            if refusal is None or its_own or better:
-                refusal = error
-        settled = counted.keys() <= summed.keys() and known is converts and tried  # a first attempt may fill what later ones find
-        tried = True
-        if settled or (captured is not None and not summed):
-            break
-    if captured is None:
-        _put_back(counted)
-        assert refusal is not None, "the last attempt has failed"
-        try:
-            raise refusal
-        finally:
-            del refusal  # its traceback holds this frame: a circle, and the model within
-    refusal = None
-    return captured
 
+    def __init__(
+        self,
+        capture: Callable[[OutputRecorder | None, bool], T],
+        roots: list[Any],
+        *,
+        names: bool,
+        plain: str | None = None,
+        counted: dict[Key, CountedPlace] | None = None,
+    ) -> None:
+        self._capture, self._roots, self._names, self._plain = capture, roots, names, plain
+        self._counted = counted or {}  # what the program has changed that later attempts may follow
+        self._converts = bool(counted)  # whether it makes Python's numbers of tensors
 
-def _put_back(counted: dict[Key, CountedPlace]) -> None:
-    for each in counted.values():
-        each.put_back()
+    def result(self) -> T:
+        """Each attempt says which attributes are sums.
 
-
-def _followed(
-    capture: Callable[[OutputRecorder | None, bool], T],
-    roots: list[Any],
-    names: bool,
-    plain: str | None,
-    summed: dict[Key, CountedPlace],
-    counted: dict[Key, CountedPlace],
-    converts: bool = False,
-) -> T:
-    """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
-
-    A failure is final where it says what an attempt without stand-ins said (`plain`): with fewer of them it would be the same; and where
-    it tells of sums that are not followed yet, as the caller then follows them.
-    Once more where numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
-    `counted` gets what the program has changed that later attempts may follow.
-    """
-    chosen: frozenset[int] | None = None
-    words: list[tuple[str, ...]] = []
-    known_why: StaleError | None = None
-    while True:
-        leaving, captured, failed = OutputRecorder(chosen, summed, converts), None, None
-        try:
-            with leaving.in_place(roots):
-                captured = capture(leaving, names)
-        except CaptureError as error:
-            failed = error
-        finally:
-            known_why = known_why or leaving.missed
-            leaving.refusals.clear()
-            for key, place in leaving.counted.items():
-                counted.setdefault(key, place)
-            for container in leaving.all():
-                container.forget()
-                container.stand_in = container.items = None
-        narrower = leaving.changing
-        if captured is None and len(unread := leaving.unread()) < len(leaving.containers):
-            narrower = unread
-        if captured is not None and survive(leaving.befores):
-            raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
-        learned = counted.keys() > summed.keys() or (not converts and getattr(failed, "converts", False))
-        final = failed is not None and (learned or str(failed) == plain)
-        if len(narrower) < len(leaving.containers) and not final:
-            chosen = narrower
-        elif failed is not None:
+        Where all fail, the first refusal is told, unless a later one says more: an error of the user's own code, or why what the program
+        puts outside cannot be followed.
+        """
+        refusal: CaptureError | None = None
+        tried = bool(self._counted)
+        while True:
+            self._put_back()
+            summed, converts = dict(self._counted), self._converts
             try:
-                raise known_why or failed
+                captured = self._followed(summed)
+            except CaptureError as error:
+                captured, self._converts = None, converts or getattr(error, "converts", False)
+                its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
+                better = isinstance(error, StaleError) or isinstance(refusal, LeavingError)
+                if refusal is None or its_own or better:
+                    refusal = error
+            # a first attempt may fill what later ones find
+            settled = self._counted.keys() <= summed.keys() and self._converts is converts and tried
+            tried = True
+            if settled or (captured is not None and not summed):
+                break
+        if captured is None:
+            self._put_back()
+            assert refusal is not None, "the last attempt has failed"
+            try:
+                raise refusal
             finally:
-                del failed, known_why  # as in `_summed`
-        else:
-            assert captured is not None, "it was captured, or has failed"
-            words.append(leaving.words)
-            if words[0] != words[-1]:
-                raise StaleError(f"it puts something else there each time: {words[0]} and {words[-1]}")
-            if len(words) == 2 or not leaving.puts_plain:
-                return captured
+                del refusal  # its traceback holds this frame: a circle, and the model within
+        refusal = None
+        return captured
+
+    def _put_back(self) -> None:
+        for each in self._counted.values():
+            each.put_back()
+
+    def _followed(self, summed: dict[Key, CountedPlace]) -> T:
+        """Until there are stand-ins for nothing but what the program changes: all else has to be what it is, in its class as well.
+
+        A failure is final, too, where it tells of sums that are not followed yet, as the next attempt then follows them. Once more where
+        numbers or texts are put outside: what is another one in each step (a clock) would be there as it was in the capture.
+        """
+        chosen: frozenset[int] | None = None
+        words: list[tuple[str, ...]] = []
+        known_why: StaleError | None = None
+        while True:
+            leaving, captured, failed = OutputRecorder(chosen, summed, self._converts), None, None
+            try:
+                with leaving.in_place(self._roots):
+                    captured = self._capture(leaving, self._names)
+            except CaptureError as error:
+                failed = error
+            finally:
+                known_why = known_why or leaving.missed
+                leaving.refusals.clear()
+                for key, place in leaving.counted.items():
+                    self._counted.setdefault(key, place)
+                for container in leaving.all():
+                    container.forget()
+                    container.stand_in = container.items = None
+            narrower = leaving.changing
+            if captured is None and len(unread := leaving.unread()) < len(leaving.containers):
+                narrower = unread
+            if captured is not None and survive(leaving.befores):
+                raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
+            learned = self._counted.keys() > summed.keys() or (not self._converts and getattr(failed, "converts", False))
+            final = failed is not None and (learned or str(failed) == self._plain)
+            if len(narrower) < len(leaving.containers) and not final:
+                chosen = narrower
+            elif failed is not None:
+                try:
+                    raise known_why or failed
+                finally:
+                    del failed, known_why  # as in `result`
+            else:
+                assert captured is not None, "it was captured, or has failed"
+                words.append(leaving.words)
+                if words[0] != words[-1]:
+                    raise StaleError(f"it puts something else there each time: {words[0]} and {words[-1]}")
+                if len(words) == 2 or not leaving.puts_plain:
+                    return captured

@@ -23,14 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
-from lowtide.capture.care.names import is_read
-from lowtide.capture.care.turns import undoing
-from lowtide.capture.care.views import module_views, seen
+from lowtide.capture.care.turns import module_views, seen, undoing
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
-from lowtide.capture.effects.calls import Outlet, calls_followed
-from lowtide.capture.effects.code import rewrite
+from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
+from lowtide.capture.effects.code import is_read, rewrite
 from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
-from lowtide.capture.effects.operands import NumberOperands
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number

@@ -16,10 +16,8 @@ from torch import nn
 
 from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care import surroundings
-from lowtide.capture.care.names import Positions
-from lowtide.capture.care.turns import undoing
-from lowtide.capture.care.views import lying_in, seen
-from lowtide.capture.effects.code import NAMES, rewrite
+from lowtide.capture.care.turns import lying_in, seen, undoing
+from lowtide.capture.effects.code import NAMES, Positions, rewrite
 from lowtide.capture.effects.containers import KINDS
 from lowtide.capture.sources import is_users
 

@@ -11,20 +11,23 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture.formulas.autocast import names_called
-from lowtide.capture.formulas.dispatch import absent_capability, calling_formulas, formula, taken_apart
+from lowtide.capture.calls import name_of, resolve
+from lowtide.capture.care.turns import during
+from lowtide.capture.formulas.dispatch import absent_capability, calling_formulas, formula, names_called, taken_apart
 from lowtide.capture.real import not_remembered
 from lowtide.capture.sizes.symbols import is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
+from lowtide.kernels.recurrent import InPlaceOfLayers
 
 _ATEN = torch.ops.aten
 _LAYER = _ATEN.mkldnn_rnn_layer.default
@@ -41,30 +44,52 @@ def _chunks(op: OpOverload, tensor: Tensor, chunks: int, dim: int = 0) -> Any:
 
 
 @formula(_ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
-def _stepwise(op: OpOverload, given: Tensor, hidden: Tensor, params: Sequence[Tensor], *settings: Any) -> Any:
-    """`settings` end with whether rows come first."""
+def _stepwise(op: OpOverload, given: Tensor, *arguments: Any) -> Any:
+    """`arguments` end with whether rows come first."""
     if not _is_by_cudnn(given):
-        _refuse_symbolic(op, given.shape[1 if settings[-1] else 0])
-    return _by_aten(op, settings[-4:-2], given, hidden, params, *settings)
+        _refuse_symbolic(op, given.shape[1 if arguments[-1] else 0])
+    return _by_aten(op, -4, given, *arguments)
 
 
 @formula(_ATEN.lstm.data, _ATEN.gru.data, _ATEN.rnn_tanh.data, _ATEN.rnn_relu.data)
 def _of_lengths(op: OpOverload, given: Tensor, *arguments: Any) -> Any:
     """Of packed sequences."""
-    return _by_aten(op, arguments[-3:-1], given, *arguments)
+    return _by_aten(op, -3, given, *arguments)
 
 
-def _by_aten(op: OpOverload, dropout_in_training: tuple[float, bool], given: Tensor, *arguments: Any) -> Any:
-    """As ATen takes it apart, which looks for one buffer below all weights by their addresses: a fake's is where it begins in its own."""
-    if all(dropout_in_training) and _is_by_cudnn(given):
-        raise CaptureError(
-            f"{_named(op)} has dropout, for which cuDNN draws from a state of its own that no step can follow: set it to 0, and put "
-            "nn.Dropout between recurrent networks of one layer each"
-        )
-    if _is_by_cudnn(given) and (absent_capability(given) is not None or any(map(is_symbolic, given.shape))):
-        return _by_cudnn(op, given, *arguments)
+def _by_aten(op: OpOverload, at: int, given: Tensor, *arguments: Any) -> Any:
+    """As ATen takes it apart, which looks for one buffer below all weights by their addresses: a fake's is where it begins in its own.
+
+    `at` is where the probability of dropout stands. cuDNN's layers are told of it behind ATen's back: it would draw for them at once.
+    """
     _have_addresses()
-    return taken_apart(op, given, *arguments)
+    if not _is_by_cudnn(given):
+        return taken_apart(op, given, *arguments)
+    with during(_dropout, arguments[at]):
+        arguments = (*arguments[:at], 0.0, *arguments[at + 1 :])
+        if absent_capability(given) is not None or any(map(is_symbolic, given.shape)):
+            return _by_cudnn(op, given, *arguments)
+        return taken_apart(op, given, *arguments)
+
+
+_dropout: ContextVar[float | None] = ContextVar("dropout", default=None)
+
+
+@formula(_ATEN._cudnn_rnn.default)
+def _layers(op: OpOverload, *args: Any) -> Any:
+    """With the program's dropout, and without a random state, which ATen hands on as eager's layers have left it."""
+    dropout = _dropout.get()
+    return op(*args) if dropout is None else op(*args[:11], dropout, *args[12:15], None)
+
+
+def form_of(func: OpOverload, args: tuple[Any, ...]) -> OpOverload | None:
+    """The operator that finds the random state of cuDNN's layers where it runs; None for others, and where they drop nothing."""
+    at = _DROPOUT_OF.get(func)
+    drops = at is not None and args[at] and args[at + 1] and args[at + 4] is None
+    return resolve(name_of(func).replace("aten._", "lowtide.")) if drops else None
+
+
+_DROPOUT_OF = {_ATEN._cudnn_rnn.default: 11, _ATEN._cudnn_rnn_backward.default: 15}  # where dropout stands, and behind it training
 
 
 def _is_by_cudnn(given: Tensor) -> bool:
@@ -117,32 +142,20 @@ def _buffer_below(
 
     Asked for one row and one place, on tensors of the same weights: they alone decide.
     """
-    calls, fakes = _LayersOfCudnn(), next(each.fake_mode for each in params if isinstance(each, FakeTensor))
-    with _disable_current_modes(), fakes, not_remembered(fakes), torch.no_grad(), torch.autocast("cuda", enabled=False), calls:
+    buffers, fakes = list[Tensor | None](), next(each.fake_mode for each in params if isinstance(each, FakeTensor))
+    with _disable_current_modes(), fakes, not_remembered(fakes), torch.no_grad(), torch.autocast("cuda", enabled=False):
         _have_addresses()
         states = [each.new_empty((each.shape[0], 1, each.shape[2])) for each in (hidden if isinstance(hidden, (list, tuple)) else [hidden])]
         given = params[0].new_empty((1, 1, params[0].shape[1]))
         settings = has_biases, layers, 0.0, False, bidirectional, False
-        op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, given, states if len(states) > 1 else states[0], params, *settings)
-    (buffer,) = calls.buffers
+        with InPlaceOfLayers(lambda args: buffers.append(args[3])):
+            op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, given, states if len(states) > 1 else states[0], params, *settings)
+    (buffer,) = buffers
     if buffer is None or not buffer.numel():
         return None
     flat = _ATEN.empty.memory_format([0], dtype=buffer.dtype, layout=buffer.layout, device=buffer.device)
     whole: Tensor = _ATEN.set_.source_Storage(flat, params[0].untyped_storage())
     return whole if whole.shape == buffer.shape else whole.narrow(0, 0, buffer.shape[0])
-
-
-class _LayersOfCudnn(TorchDispatchMode):
-    """Takes down the buffers of weights that cuDNN is called with."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.buffers: list[Tensor | None] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is _ATEN._cudnn_rnn.default:
-            self.buffers.append(args[3])
-        return func(*args, **(kwargs or {}))
 
 
 def _in_one_buffer(params: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -172,10 +185,8 @@ def _lstm(
     train: bool, bidirectional: bool, rows_first: bool,
 ) -> Any:  # fmt: skip
     arguments = given, hidden, params, has_biases, layers, dropout, train, bidirectional, rows_first
-    if not any(map(is_symbolic, (*given.shape, *hidden[0].shape))):
-        return _by_aten(op, (dropout, train), *arguments)
-    if _is_by_cudnn(given):
-        return _by_aten(op, (dropout, train), *arguments)
+    if not any(map(is_symbolic, (*given.shape, *hidden[0].shape))) or _is_by_cudnn(given):
+        return _by_aten(op, -4, *arguments)
     if given.shape[0] != 0 and given.device.type == "cpu" and _is_by_onednn(given.dtype):
         if len(params) % (4 if has_biases else 2):
             raise CaptureError(
@@ -185,7 +196,7 @@ def _lstm(
         with calling_formulas():
             return _by_layers(*arguments)
     _refuse_symbolic(op, given.shape[1 if rows_first else 0])
-    return _by_aten(op, (dropout, train), *arguments)
+    return _by_aten(op, -4, *arguments)
 
 
 def _is_by_onednn(dtype: torch.dtype) -> bool:

@@ -25,7 +25,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.kernels import COMPILING
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.capture.calls import torchs
 from lowtide.capture.care.turns import replaced
 from lowtide.errors import StepError
@@ -247,7 +247,7 @@ def _run(line: _Line, things: Sequence[Any]) -> list[Any]:
     args = [_filled(arg, things) for arg in line.args]
     if line.op.startswith(ARITHMETIC):
         return [compute(line.op.removeprefix(ARITHMETIC), args)]
-    out = operators.resolve(line.op)(*args, **{key: _filled(arg, things) for key, arg in line.kwargs})
+    out = calls.resolve(line.op)(*args, **{key: _filled(arg, things) for key, arg in line.kwargs})
     if line.outputs == 0:
         return []
     return list(out) if line.outputs > 1 else [out]

@@ -1,4 +1,6 @@
-"""Optimizer state in shards: each rank updates its own part of every parameter, and all gather what came of it.
+"""Training in parts (ZeRO): each rank has a part of optimizer state, of gradients and perhaps parameters, while a step is recorded.
+
+Optimizer state: each rank updates its own part of every parameter, and all gather what came of it.
 
 ZeRO (Rajbhandari et al., SC 2020), section 5: stage 1 sums whole gradients, so that whoever looks at them finds what
 DistributedDataParallel has; stage 2 leaves each rank its part of the sums alone, in half the traffic. Every parameter is cut into as many
@@ -12,25 +14,41 @@ exchange moves it once. Terms are added in the order of ranks, one by one: of tw
 DistributedDataParallel's; of more, it is an order among several.
 
 These collectives work from one tensor into another, in two nodes. Between them they read the first, which nobody may write or let go.
+
+Models whose gradients, and perhaps parameters, each rank has a part of are stages 2 and 3.
+
+Gradients leave in parts, as they come to exist: in the backward pass that completes them, between its gathers.
+
+The order is that of their coming to exist, which is the same on all ranks; each message is as long as DistributedDataParallel's would be.
+
+Where a hook will look at gradients, they would be gathered for that right away. To sum parts and to gather the sums moves what a sum of the
+whole does, and over gloo takes longer: they are summed whole, in messages as long, and lie by themselves after that. Each rank keeps its
+part, and a plan lets go of the whole behind what the hook reads of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed._functional_collectives
 from torch._C._distributed_c10d import _register_work, _resolve_process_group
+from torch.utils._python_dispatch import _disable_current_modes
 
 import lowtide.kernels  # noqa: F401  (defines the operators of lowtide's own)
-from lowtide.capture import operators
+from lowtide.capture import calls
+from lowtide.capture.draft import Draft
+from lowtide.capture.fakes import FakeModel
 from lowtide.capture.optimizers.optimizer import Shadow
-from lowtide.capture.ranks.data_parallel import Ranks, buckets, refuse_complex
+from lowtide.capture.ranks.data_parallel import MESSAGE_BYTES, Ranks, average, buckets, refuse_complex
+from lowtide.capture.ranks.wholes import WholeTensors
+from lowtide.capture.sizes.probes import is_dense
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node
 from lowtide.kernels.library import LIBRARY, define
+from lowtide.kernels.parts import WHOLE_OF
 
 _TAG = 16_909  # of messages between ranks: those of one tag come in the order in which they were sent
 
@@ -186,9 +204,9 @@ def refuse_mixing(optimizer: torch.optim.Optimizer, nodes: Iterable[Node]) -> No
 def _is_elementwise(node: Node) -> bool:
     if not node.op.startswith("aten."):
         return False
-    op: Any = operators.resolve(node.op)
+    op: Any = calls.resolve(node.op)
     base = node.op.split(".")[1].removesuffix("_")
-    return torch.Tag.pointwise in op.tags or operators.row(op).elementwise or operators.row(op).view or base in _MAKING
+    return torch.Tag.pointwise in op.tags or calls.row(op).elementwise or calls.row(op).view or base in _MAKING
 
 
 def _rows(gradient: torch.Tensor, size: int) -> torch.Tensor:
@@ -196,3 +214,138 @@ def _rows(gradient: torch.Tensor, size: int) -> torch.Tensor:
     refuse_complex(gradient)
     flat, missing = gradient.reshape(-1), -gradient.numel() % size
     return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(size, -1)
+
+
+class GradientSends:
+    """What of the gradients was sent, and what waits for others to travel with."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.complete = False  # whether this backward pass is the last: what comes to exist now is whole
+        self.sent: dict[torch.Tensor, torch.Tensor] = {}  # this rank's part of each gradient's mean, by parameter
+        self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # of the gradients when they were whole, by parameter; in no order: ()
+        self.whole: dict[torch.Tensor, torch.Tensor] = {}  # the mean of each gradient, where it was summed whole, by parameter
+        self.shown = False  # whether a hook will look at them
+        self._ranks, self._most_bytes = ranks, min(ranks.bucket_bytes, MESSAGE_BYTES)
+        self._waiting: list[torch.Tensor] = []
+
+    def arrived(self, parameter: torch.Tensor) -> None:
+        if self.complete and parameter.grad is not None and parameter.grad.layout is torch.strided and parameter.grad.numel():
+            self._waiting.append(parameter)
+            self._send(only_full=True)
+
+    def rest(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Nothing more comes: send what waits, and what the last pass has not added to."""
+        waiting = set(self._waiting)
+        self._waiting += [each for each in parameters if each.grad is not None and each.grad.numel() and each not in waiting]
+        self._send(only_full=False)
+
+    def forget(self) -> None:
+        for table in (self.sent, self.strides, self.whole, self._waiting):
+            table.clear()
+
+    def _send(self, *, only_full: bool) -> None:
+        gradients = {each: each.grad for each in self._waiting if each.grad is not None}
+        sums_whole = self.shown and self._ranks.over_gloo and all(each.device.type == "cpu" for each in gradients)
+        for bucket in buckets(self._waiting, gradients, self._most_bytes):
+            sent = [gradients[each] for each in bucket]
+            if only_full and sum(each.nbytes for each in sent) < self._most_bytes:
+                continue
+            with torch.no_grad():
+                self.sent |= zip(bucket, self._means(bucket) if sums_whole else scatter(sent, self._ranks), strict=True)
+            for each, gradient in zip(bucket, sent, strict=True):
+                self.strides[each] = gradient.stride() if is_dense(gradient) else ()
+                each.grad = None
+        self._waiting = [each for each in self._waiting if each.grad is not None]
+
+    def _means(self, bucket: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """One message: this rank's part of the mean of each, which is whole, too."""
+        average(bucket, self._ranks)
+        for each in bucket:
+            assert each.grad is not None, "only those that have a gradient are sent"
+            self.whole[each] = each.grad if len(bucket) == 1 else each.grad.clone()  # by itself, where it is looked for
+            yield own(self.whole[each], self._ranks)
+
+
+def in_parts(fakes: FakeModel, ranks: Ranks | None) -> InParts | None:
+    """The parts of a model; None where all is whole. Raises CaptureError for parameters that are in shards and should not be, or should."""
+    sharded = ranks is not None and ranks.shard == "parameters"
+    for real, whole in fakes.parameters.items():
+        group = WHOLE_OF[real].group if real in fakes.parts else None
+        if group is not None and (ranks is None or not sharded or group != ranks.group):
+            raise CaptureError(
+                f'{fakes.names[real]} is in shards of a step with shard="parameters": say so here, too, with the same group, or do this '
+                "within `with step.gathered():` of that step"
+            )
+        if sharded and group is None and whole.numel():
+            raise CaptureError(
+                f"{fakes.names[real]} is whole, and the step is for parameters in shards: call it outside of `step.gathered()`, and call "
+                "lowtide.optimize again where a parameter was replaced"
+            )
+    return None if ranks is None or ranks.shard not in ("gradients", "parameters") else InParts(fakes, ranks)
+
+
+class InParts:
+    """What is in parts, pass by pass."""
+
+    def __init__(self, fakes: FakeModel, ranks: Ranks) -> None:
+        self.wholes, self._sending, self._ranks = WholeTensors(ranks), GradientSends(ranks), ranks
+        self._parts = {fakes.parameters[real]: part for real, part in fakes.parts.items()}
+        self._shown: dict[torch.Tensor, torch.Tensor] = {}  # by parameter: the whole gradient that a hook is given
+        self.wholes.add(self._parts, writable=False)
+        for whole in fakes.parameters.values():
+            if whole.requires_grad:
+                whole.register_post_accumulate_grad_hook(self._sending.arrived)
+
+    def begin_backward(self, *, completes: bool, shown: bool) -> None:
+        """A forward pass is over; `completes` says that gradients are whole, and may leave, where the backward one adds to them.
+
+        They are `shown` to a hook later on.
+        """
+        self._sending.complete, self._sending.shown = completes, shown
+        self.wholes.end_pass()
+
+    def end_backward(self) -> None:
+        self._sending.complete = False
+        self.wholes.end_pass()
+
+    def send_rest(self, parameters: Iterable[torch.Tensor]) -> None:
+        """All backward passes are over: send what has not left yet."""
+        self._sending.rest(parameters)
+
+    def show(self, draft: Draft) -> None:
+        """Put whole gradients before a hook: they are gathered where it reads them, and what it writes is written to parts."""
+        for parameter, stride in self._sending.strides.items():
+            with _disable_current_modes(), draft.fake_mode:  # making a fake is no part of the program
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+                self._shown[parameter] = empty.new_empty_strided(empty.shape, stride) if stride else empty
+            parameter.grad = self._shown[parameter]
+        self.wholes.add({whole: self._sending.sent[parameter] for parameter, whole in self._shown.items()}, writable=True)
+        for parameter, mean in self._sending.whole.items():
+            self.wholes.put(self._shown[parameter], mean, draft)
+
+    def shards(self, parameters: Iterable[torch.Tensor]) -> Shards:
+        """This rank's part of each parameter that has a gradient, with its part of that; of those that the caller holds in parts all."""
+        parts = dict(self._parts)
+        for parameter in parameters:
+            gradient = self._gradient(parameter)
+            if gradient is not None:
+                parts[parameter] = self._parts[parameter] if parameter in self._parts else shard_of(parameter, self._ranks)
+                parts[parameter].grad = gradient
+                parameter.grad = None
+        for parameter in self._shown:  # of one that the optimizer does not know, too
+            parameter.grad = None
+        return parts
+
+    def forget(self) -> None:
+        self.wholes.forget()
+        self._sending.forget()
+        self._parts.clear()
+        self._shown.clear()
+
+    def _gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """This rank's part of the gradient, as a hook has left it."""
+        if parameter.grad is None:
+            return None if parameter in self._shown else self._sending.sent.get(parameter)
+        if not parameter.grad.numel():
+            return None
+        return self.wholes.parts[parameter.grad] if parameter.grad in self.wholes.parts else own(parameter.grad, self._ranks)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.capture.blocks import address, covers
 from lowtide.capture.calls import targets_of, tensors_in
 from lowtide.capture.draft import Draft
@@ -72,13 +72,13 @@ class WholeTensors:
         """See to it that what an operator reads is there. Whether it was run on parts, in place of what it would have written."""
         if not self._bucket_of:
             return False
-        written = operators.with_defaults(func, args) if func._schema.is_mutable else args
-        targets = targets_of(operators.written_positions(func, written), written, kwargs) if func._schema.is_mutable else []
+        written = calls.with_defaults(func, args) if func._schema.is_mutable else args
+        targets = targets_of(calls.written_positions(func, written), written, kwargs) if func._schema.is_mutable else []
         if not any(map(self._holds, targets)):
             self.read((*args, *kwargs.values()), draft, recording)
             return False
-        name = operators.name_of(func)
-        single = operators.resolve(name.replace(_FOREACH, "aten.")) if name.startswith(_FOREACH) and len(args) == 2 else func
+        name = calls.name_of(func)
+        single = calls.resolve(name.replace(_FOREACH, "aten.")) if name.startswith(_FOREACH) and len(args) == 2 else func
         with recording, torch.no_grad():
             for target in targets:
                 self._write(single, target, (target, *args[1:]), kwargs)
@@ -101,12 +101,12 @@ class WholeTensors:
 
     def _write(self, func: OpOverload, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The operator on a part, in place of the whole: the same numbers, where each element is computed by itself."""
-        whole, form = self._writable.get(address(target)), operators.functional_form(func)
-        elementwise = form is not None and (torch.Tag.pointwise in form.tags or operators.row(form).elementwise)
+        whole, form = self._writable.get(address(target)), calls.functional_form(func)
+        elementwise = form is not None and (torch.Tag.pointwise in form.tags or calls.row(form).elementwise)
         others = [each for each in tensors_in((*args[1:], *kwargs.values())) if each.dim()]
-        if whole is None or form is None or not elementwise or not covers(target) or others or operators.is_random(func, args, kwargs):
+        if whole is None or form is None or not elementwise or not covers(target) or others or calls.is_random(func, args, kwargs):
             raise CaptureError(
-                f"operator {operators.name_of(func)} at {users_line()} writes a tensor of which each rank holds a part: with this `shard`, "
+                f"operator {calls.name_of(func)} at {users_line()} writes a tensor of which each rank holds a part: with this `shard`, "
                 "after_backward may write gradients, by numbers that are the same for all elements (`grad.mul_(factor)`), and no "
                 'parameters; say shard="optimizer" for what goes beyond that'
             )

@@ -32,8 +32,7 @@ from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
 from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
-from lowtide.ir.shapes.evaluate import size_at
-from lowtide.ir.shapes.points import Rewriter
+from lowtide.ir.shapes.points import Rewriter, size_at
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import Size
 

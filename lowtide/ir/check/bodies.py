@@ -19,9 +19,8 @@ from lowtide.errors import CheckError, of_kind
 from lowtide.ir.bodies import Region
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer, is_view
+from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer, is_view, row_of
 from lowtide.ir.operators.row import LOOP
-from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import Size
 
 # How results are put together, and the operators that do so: those that read what parts before have left.

@@ -16,8 +16,8 @@ from lowtide.ir.check.bodies import check_loop, check_region, layout
 from lowtide.ir.check.transfers import check_collectives, check_host_copies
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.operators.nodes import row_of
 from lowtide.ir.operators.row import LOAD
-from lowtide.ir.operators.table import row_of
 from lowtide.ir.sizes import ITEM_BYTES, Size
 
 __all__ = ["Verdict", "check_graph", "check_order", "check_reuses"]

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from lowtide.ir.check.verdict import NodeLocation, Verdict, refuse
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
-from lowtide.ir.operators.nodes import begins_collective
+from lowtide.ir.operators.nodes import begins_collective, row_of
 from lowtide.ir.operators.own import GATHER, READING
 from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE, Collective
-from lowtide.ir.operators.table import row_of
 
 _LENDABLE = (Kind.PARAMETER, Kind.STATE)
 _ARGUMENTS = {STORE: 1, SAVE: 2, DROP: 2, LOAD: 1}

@@ -9,8 +9,7 @@ from typing import Any
 from lowtide.errors import of_kind
 from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes import SUM, ArgumentPath, Axis, DimsByArgument, axis, given
-from lowtide.ir.operators.row import AxesRule, Count, Fusion, Operator
-from lowtide.ir.operators.shapes import Bounds, below, bytes_of, ints, read_bytes
+from lowtide.ir.operators.row import AxesRule, Bounds, Count, Fusion, Operator, below, bytes_of, ints, read_bytes
 from lowtide.ir.operators.views import without
 from lowtide.ir.sizes import ITEM_BYTES
 

@@ -1,24 +1,82 @@
-"""What a node does, by its operator's row: draws random numbers, gives views, copies to the host, runs in parts, can be repeated.
+"""The table of operators, one row each, and what a node does by its operator's row.
 
-And which part it has in what the processes of a group do together; and between what the integers lie that it makes, or reads without error.
+1. What an overload's row leaves out is said by the operator's.
+2. The in-place form of x is x_, and what is not said of x_ is said of x.
+3. Other operators of aten, arithmetic on numbers, copies to the host, loops and lowtide's own do nothing that a column knows of;
+   of other people's operators it is not known whether they draw random numbers.
+4. An operator whose name speaks of linear algebra may fail for some matrices.
+
+A node draws random numbers, gives views, copies to the host, runs in parts, can be repeated. And it has a part in what the processes of a
+group do together, and makes integers between bounds, or reads such without error.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Graph, Kind, Node, Storage, Value
+from lowtide.ir.operators import elementwise, layers, lookups, own, products, views
 from lowtide.ir.operators.axes import Axis
-from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, SAVE, STORE, Collective, Draws, Operator
-from lowtide.ir.operators.shapes import Bounds, below, up_to
-from lowtide.ir.operators.table import row_of
+from lowtide.ir.operators.row import ARITHMETIC, DROP, LOAD, LOOP, REGION, SAVE, STORE, Bounds, Collective, Draws, Operator, below, up_to
 from lowtide.ir.sizes import product
 
+_FAMILIES = (elementwise, products, layers, lookups, views, own)
+ROWS: dict[str, Operator] = {row.name: row for family in _FAMILIES for row in family.ROWS}
+
+_OWN = ("aten", "py", "host", "fission", "fuse", "lowtide")
+_NOTHING = {each.name: each.default for each in fields(Operator) if each.name != "name"}
 # A library's operator and its overload, or arithmetic on Python numbers: nothing that Python could look up by such a name.
 _OPERATOR = re.compile(r"(?!py\.|host\.|fission\.|fuse\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}|py\.[a-z_]+", re.ASCII)
+
+
+@functools.cache
+def row_of(op: str) -> Operator:
+    """What is known of the operator of a node: "aten.add.Tensor"."""
+    base, written = _base(op), functional_base(op)
+    names = dict.fromkeys((op, f"{written}.{op.rpartition('.')[2]}", base, written))
+    rows = [ROWS[name] for name in names if name in ROWS]
+    unknown = Operator(name=base, draws=Draws.NEVER if op.split(".")[0] in _OWN else Draws.UNKNOWN)
+    row = functools.reduce(_completed, rows) if rows else unknown
+    return replace(row, factorises=True) if _is_linear_algebra(base.rpartition(".")[2]) else row
+
+
+def forms_of(op: str) -> Operator:
+    """The row of this very overload, which names its other forms: one in place has none of these."""
+    return ROWS.get(op) or Operator(name=op)
+
+
+def _completed(row: Operator, by: Operator) -> Operator:
+    """A row with what it leaves out as another one says."""
+    return replace(row, **{name: getattr(by, name) for name, default in _NOTHING.items() if getattr(row, name) == default})
+
+
+def functional_base(op: str) -> str:
+    """The name of the operator that computes what `op` does and writes nothing, by torch's naming; its own where it is none in place.
+
+    "aten.relu" of "aten.relu_.default", "aten.__or__" of "aten.__ior__.Tensor" and of "aten.__or__.Tensor".
+    """
+    namespace, _, name = _base(op).partition(".")
+    if name.startswith("__") and name.endswith("__"):
+        return f"{namespace}.__{name[3:]}" if name.startswith("__i") else f"{namespace}.{name}"
+    return f"{namespace}.{name.removesuffix('_')}"
+
+
+def writes_in_place(op: str) -> bool:
+    """Whether an operator writes in place by torch's naming: "aten.relu_.default", "aten.__ior__.Tensor", but not "aten.__or__.Tensor"."""
+    return functional_base(op) != _base(op)
+
+
+def _is_linear_algebra(name: str) -> bool:
+    return "linalg" in name or "cholesky" in name or name.startswith(("lu_", "_lu_"))
+
+
+def _base(op: str) -> str:
+    """The operator's name without its overload: "aten.add"."""
+    return ".".join(op.split(".")[:2])
 
 
 def check_operators(graph: Graph) -> None:

@@ -22,8 +22,7 @@ from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.axes import Axis
 from lowtide.ir.operators.layers import likelihood_backward
 from lowtide.ir.operators.lookups import rows_added
-from lowtide.ir.operators.row import Collective, Count, Operator
-from lowtide.ir.operators.shapes import bytes_of, ints, read_bytes
+from lowtide.ir.operators.row import Collective, Count, Operator, bytes_of, ints, read_bytes
 from lowtide.ir.sizes import contiguous_stride, product
 
 NAMESPACE = "_c10d_functional"

@@ -1,18 +1,23 @@
 """The nouns of the table: what is known of one operator beyond its schema, and the names of those that lowtide itself writes into graphs.
 
 A new fact about operators is a new column here, and a test in `tests/ir/test_operators.py` that holds every row of it to torch.
+
+Rules of rows read shapes and bytes of a node's arguments and results as plain numbers. They raise CheckError where a size is symbolic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 from typing import TypeAlias
 
-from lowtide.ir.graph import Arg, Node, Value
+from lowtide.errors import CheckError
+from lowtide.ir.graph import Arg, Node, Value, values_of
 from lowtide.ir.operators.axes import Axis
-from lowtide.ir.operators.shapes import Bounds
+from lowtide.ir.sizes import ITEM_BYTES, Size
 
 # Copies to the host's memory and back, see `ir.graph`.
 STORE, SAVE, DROP, LOAD = "host.store", "host.save", "host.drop", "host.load"
@@ -46,6 +51,7 @@ CLONE, COPY = "aten.clone.default", "aten.copy_.default"
 Count: TypeAlias = Callable[[Node], int]
 AxesRule: TypeAlias = Callable[[Node], Iterator[Axis]]
 BoundsRule: TypeAlias = Callable[[Node, Value], "Bounds | None"]
+Bounds: TypeAlias = "tuple[int, int]"  # the least and the greatest number
 
 
 class Draws(Enum):
@@ -189,3 +195,54 @@ class Operator:
     gradients: int = 0  # of an update of lists of tensors: where gradients stand, which it only reads, whatever its schema says
     first: str = ""  # of such an update: the operator that makes the state of one tensor, as the first of them
     epsilon: int = 0  # where the epsilon of a batch norm stands, of one that may have statistics given
+
+
+def shape_of(node: Node, position: int) -> tuple[int, ...]:
+    """The shape of the argument at a position. Raises CheckError unless that is a tensor."""
+    return ints(node, node.args[position] if position < len(node.args) else None)
+
+
+def made_shape(node: Node) -> tuple[int, ...]:
+    """The shape of the first result. Raises CheckError where it does not exist."""
+    return ints(node, node.outputs[0])
+
+
+def ints(node: Node, value: Arg) -> tuple[int, ...]:
+    """The shape of a tensor among the arguments of `node`. Raises CheckError for anything else."""
+    if not isinstance(value, Value):
+        raise CheckError(f"{node.op}: expected a tensor to count its operations by, got {value!r}")
+    return tuple(map(_int, value.shape))
+
+
+def bytes_of(values: Iterable[Value]) -> int:
+    """The bytes of values, of each dimension of stride 0 once."""
+    return sum(map(_value_bytes, values))
+
+
+def read_bytes(node: Node, unread: Container[int]) -> int:
+    """The bytes of all arguments but those at the positions `unread`, each once."""
+    args = tuple(arg for position, arg in enumerate(node.args) if position not in unread)
+    return bytes_of(dict.fromkeys(values_of((*args, *(arg for _, arg in node.kwargs)))))
+
+
+def _value_bytes(value: Value) -> int:
+    distinct = [_int(size) for size, stride in zip(value.shape, value.stride, strict=True) if stride != 0 or size == 0]
+    return prod(distinct) * ITEM_BYTES[value.dtype]
+
+
+def _int(size: Size) -> int:
+    try:
+        return operator.index(size)
+    except TypeError as error:
+        raise CheckError(f"expected a size, got {size}: give its dimensions values first") from error
+
+
+def below(given: Arg, dimension: Arg) -> Bounds | None:
+    """From 0 up to the extent of an argument along a dimension."""
+    if not isinstance(given, Value) or not isinstance(dimension, int) or not given.shape:
+        return None
+    return up_to(given.shape[dimension])
+
+
+def up_to(count: Size) -> Bounds | None:
+    return (0, count - 1) if isinstance(count, int) and count > 0 else None

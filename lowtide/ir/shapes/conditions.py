@@ -12,7 +12,7 @@ import sympy
 
 from lowtide.errors import FormatError, ShapeError
 from lowtide.ir.shapes.dimension import Dimension, Dimensions
-from lowtide.ir.shapes.evaluate import function_of, python_text
+from lowtide.ir.shapes.points import function_of, python_text
 from lowtide.ir.text.sizes import canonical
 
 Holds: TypeAlias = "Callable[[Mapping[str, int]], bool]"  # of a number for each dimension

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -528,9 +529,12 @@ int lowtide_region(int64_t bytes, void** made) {
   });
   if (region == regions + kRegions) return kNoMemory;
 #ifdef LOWTIDE_CUDA
-  void* mapped = device::take(bytes, region->work);
-  if (mapped == nullptr && idle_given_back()) mapped = device::take(bytes, region->work);
-  if (mapped == nullptr) return kNoMemory;
+  void* mapped = nullptr;
+  try {
+    mapped = given([&] { return device::take(bytes, region->work); });
+  } catch (const c10::Error&) {  // out of memory
+    return kNoMemory;
+  }
 #else
   void* const mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return kNoMemory;

@@ -14,8 +14,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,7 +186,7 @@ class Allocator:
         """
         recording, answer = _Recording(self.library), ctypes.c_int()
         served = (None, None) if region is None or script is None else (region.handle, script.handle)
-        result = self.library.lowtide_record(recording.handle, *served, ctypes.byref(answer), _CALL, call, partial(_refuse, answer))
+        result = self.library.lowtide_record(recording.handle, *served, ctypes.byref(answer), _CALL, call, lambda: _check(answer.value))
         try:
             return result, recording.ended()
         except BusyError:
@@ -197,7 +196,7 @@ class Allocator:
         """A call's result, with this thread's requests served as the script has them, and what became of them. Raises BusyError."""
         counts, answer = _Counts(), ctypes.c_int()
         result = self.library.lowtide_serve(
-            region.handle, script.handle, ctypes.byref(counts), ctypes.byref(answer), _CALL, call, partial(_refuse, answer)
+            region.handle, script.handle, ctypes.byref(counts), ctypes.byref(answer), _CALL, call, lambda: _check(answer.value)
         )
         return result, Counts(**{name: getattr(counts, name) for name in _COUNTED})
 
@@ -211,10 +210,6 @@ class Allocator:
         result: Result = self.library.lowtide_alone(ctypes.byref(flag), _CALL, call, otherwise)
         return result
 
-    def trim(self) -> None:
-        """Give back to the system what the C library keeps of memory that was let go."""
-        self.library.lowtide_trim()
-
 
 _CALL = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p)
 
@@ -222,10 +217,6 @@ _CALL = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p)
 def _drop(drop: Any, allocation: ctypes.c_void_p) -> None:
     if allocation.value is not None:
         drop(allocation.value)
-
-
-def _refuse(answer: ctypes.c_int) -> NoReturn:
-    raise BusyError(_ANSWERS[answer.value])
 
 
 def _check(answer: int) -> None:

@@ -28,6 +28,7 @@ import torch
 
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.arena.allocator import OUTLIVES, Allocator, ArenaMemory, BusyError, Counts, Ints, Recorded, Script
+from lowtide.runtime.copies import TensorLayout
 from lowtide.runtime.program import NodeListener
 
 Run = Callable[[], list[Any]]  # a program on its inputs: its outputs
@@ -195,7 +196,7 @@ class Arena:
             # What a program's first run needs less than another's is given back: a limit leaves no room for both.
             if not fits or (beside is not None and self._region is not None and self._region.nbytes > track.planned_bytes):
                 self._drop()  # goes first, unless something still lies in it
-                self._allocator.trim()
+                self._allocator.library.lowtide_trim()
                 self._region, self.generation = ArenaMemory(self._allocator, track.planned_bytes), self.generation + 1
             self._refused, self._next_pause = "", 1
         except (MemoryError, BusyError) as why:
@@ -273,6 +274,4 @@ def _copied(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> to
     storage = tensor.untyped_storage()
     copy = copies.setdefault(storage.data_ptr(), storage.clone())
     with torch.no_grad():
-        moved = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
-        moved = moved.conj() if tensor.is_conj() else moved
-        return torch._neg_view(moved) if tensor.is_neg() else moved
+        return TensorLayout.of(tensor).on(copy)

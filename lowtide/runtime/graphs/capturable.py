@@ -14,9 +14,8 @@ import torch
 
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Kind, Node, Slot, Storage
-from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_random, is_transfer, is_view
+from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_random, is_transfer, is_view, row_of
 from lowtide.ir.operators.row import ITEM, SAVE, STOP, Fusion
-from lowtide.ir.operators.table import row_of
 
 ON_DEVICE = "Keep it on the device: optimizers do with capturable=True"
 ALIGN_BYTES, NUMBER_BYTES = 512, 8
@@ -87,10 +86,13 @@ def _of_node(node: Node, host: str, changing: set[Storage]) -> Iterator[str]:
         yield f"{text_of(node)} ends the step early by what was computed, as a gradient scaler does: train in bfloat16, which needs none"
     elif node.op == ITEM:
         yield f"{text_of(node)} reads {node.inputs[0].name} into a Python number, for which the host waits. {ON_DEVICE}"
+    elif node.op == "lowtide.cudnn_rnn.default":
+        yield f"{text_of(node)} draws from a state of cuDNN's, which seeding puts anew elsewhere: put nn.Dropout between layers"
     elif is_arithmetic(node) or is_transfer(node) or node.body is not None:
         return
-    elif makes_on_host and is_random(node):
-        yield f"{text_of(node)} draws on the host, once for all replays"
+    elif makes_on_host and is_random(node):  # attention leaves its state on the host, and where a graph is captured on the device
+        if all(_on(value.storage, host) for value in results):
+            yield f"{text_of(node)} draws on the host, once for all replays"
     elif read_on_host and {value.storage for value in read_on_host} & changing:
         yield f"{text_of(node)} reads {read_on_host[0].name} on the host, which replays would not do. {ON_DEVICE}"
     elif makes_on_host and any(not _on(value.storage, host) and value.storage.kind is not Kind.SCALAR for value in node.inputs):

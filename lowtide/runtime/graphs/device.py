@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -19,35 +19,10 @@ from lowtide.runtime.arena.arena import have_workspaces
 Around = Callable[[Callable[[], list[Any]]], list[Any]]
 
 
-class Replayed(Protocol):
-    """What was captured."""
-
-    def replay(self) -> None:
-        """Give it to the current stream once more."""
-
-
-class GraphDevice(Protocol):
-    """What `StepGraphs` wants of a device."""
-
-    align_bytes: int  # kernels are chosen by how addresses are aligned, up to so much
-
-    def capturing(self) -> bool:
-        """Whether somebody else captures what is launched now."""
-
-    def follow(self, memory: torch.Tensor | None) -> int:
-        """Which stream the current one is; what it is given from here on comes after all that the one before was. Both use `memory`."""
-
-    def capture(self, body: Callable[[], None], generators: Sequence[torch.Generator], around: Around) -> Replayed:
-        """What `body` launches, which does not happen yet; `around` runs a call, on the stream that captures. Raises what they raise."""
-
-    def release(self) -> None:
-        """Give the memory of graphs back that nobody refers to any more: later ones begin anew."""
-
-
 class CudaGraphs:
     """Those of a CUDA device. All share one pool of memory: what one of them needs while it runs, the others do as well."""
 
-    align_bytes = 256  # of cuBLAS
+    align_bytes = 256  # kernels are chosen by how addresses are aligned, up to so much: those of cuBLAS
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -57,10 +32,12 @@ class CudaGraphs:
         self._alive = WeakSet[torch.cuda.CUDAGraph]()  # on that pool, which goes with the last of them
 
     def capturing(self) -> bool:
+        """Whether somebody else captures what is launched now."""
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
     def follow(self, memory: torch.Tensor | None) -> int:
+        """Which stream the current one is; what it is given from here on comes after all that the one before was. Both use `memory`."""
         now = torch.cuda.current_stream(self._device)
         if self._last is not None and self._last != now:
             now.wait_stream(self._last)
@@ -69,16 +46,15 @@ class CudaGraphs:
         self._last = now
         return int(now.cuda_stream)
 
-    def capture(self, body: Callable[[], None], generators: Sequence[torch.Generator], around: Around) -> Replayed:
+    def capture(self, body: Callable[[], None], generators: Sequence[torch.Generator], around: Around) -> torch.cuda.CUDAGraph:
+        """What `body` launches, which does not happen yet; `around` runs a call, on the stream that captures. Raises what they raise."""
         with torch.cuda.device(self._device):
             before = torch.cuda.current_stream()
             if self._side is None:
                 self._side = torch.cuda.Stream()
             with torch.cuda.stream(self._side):
                 have_workspaces()
-            # What earlier steps have left in PyTorch's own pools is of no use to a graph, nor is what set the workspaces up.
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            self.release()  # what earlier steps have left in PyTorch's own pools is of no use to a graph, nor is what set workspaces up
             if not self._alive:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
@@ -120,6 +96,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def release(self) -> None:
+        """Give the memory of graphs back that nobody refers to any more: later ones begin anew."""
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

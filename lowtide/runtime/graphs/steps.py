@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from lowtide.ir.sizes import reach
 from lowtide.runtime.arena.arena import Arena
 from lowtide.runtime.copies import TensorLayout
 from lowtide.runtime.graphs.capturable import NUMBER_BYTES, Capturable, rounded
-from lowtide.runtime.graphs.device import GraphDevice, Replayed
+from lowtide.runtime.graphs.device import CudaGraphs
 from lowtide.runtime.program import Program
 
 _ALWAYS = 'Run(graph="always")'
@@ -167,7 +167,7 @@ class _Layout:
 class _Captured:
     """A graph, with what it takes for granted."""
 
-    handle: Replayed
+    handle: torch.cuda.CUDAGraph
     seen: tuple[Any, ...]
     layout: _Layout
     block: torch.Tensor
@@ -214,7 +214,7 @@ class StepGraphs:
     Of two threads that call at once, the second runs from Python. A call on another stream comes after what the one before was given.
     """
 
-    device: GraphDevice | None
+    device: CudaGraphs | None
     word: str = "auto"  # as `Run` has it
     absent: str = ""
     captures: int = 0
@@ -256,7 +256,7 @@ class StepGraphs:
         self.calls_without[why] += 1
         return call.plain()
 
-    def _drop(self, device: GraphDevice) -> None:
+    def _drop(self, device: CudaGraphs) -> None:
         had = self._block is not None
         for entry in self._entries.values():
             entry.graph = None
@@ -264,7 +264,7 @@ class StepGraphs:
         if had:
             device.release()
 
-    def _run(self, device: GraphDevice, stream: int, call: GraphedCall) -> list[Any]:
+    def _run(self, device: CudaGraphs, stream: int, call: GraphedCall) -> list[Any]:
         entry = self._entries.get(call.key)
         if entry is None:
             entry = self._entries[call.key] = _Entry(*call.prepare())
@@ -301,7 +301,7 @@ class StepGraphs:
             entry.layout = _Layout.of(call.inputs, outputs, entry.capturable.owners)
         return outputs
 
-    def _captured(self, device: GraphDevice, entry: _Entry, layout: _Layout, call: GraphedCall) -> list[Any]:
+    def _captured(self, device: CudaGraphs, entry: _Entry, layout: _Layout, call: GraphedCall) -> list[Any]:
         """Capture the program, and run it so."""
         copied, dtypes = entry.capturable.batch if entry.copies else (), () if entry.numbers is None else entry.numbers.dtypes
         layout = layout.with_copies(call.inputs, copied, device.align_bytes, len(dtypes))
@@ -333,7 +333,7 @@ class StepGraphs:
         if self.word == "always":
             raise StepError(f"{_ALWAYS}: {entry.refusal}. Nothing has been changed in this step") from error
 
-    def _block_for(self, device: GraphDevice, layout: _Layout, call: GraphedCall) -> torch.Tensor:
+    def _block_for(self, device: CudaGraphs, layout: _Layout, call: GraphedCall) -> torch.Tensor:
         """Memory for a call's copies. Where there is not enough of it, or of what graphs take, for this one, all others go."""
         made_bytes = call.makes_bytes() if call.arena is None else 0
         block = self._block
@@ -374,9 +374,7 @@ def _taken(result: Any, block: torch.Tensor, inputs: Sequence[Any], copies: dict
         if result.itself:
             return source
         there = source.storage_offset() * source.itemsize // layout.dtype.itemsize + result.shift
-        return TensorLayout(
-            layout.dtype, layout.size, layout.stride, there, layout.nbytes, layout.device, layout.conjugate, layout.negative
-        ).on(source.untyped_storage())
+        return replace(layout, offset=there).on(source.untyped_storage())
     if not isinstance(result, _Fresh):
         return result
     if result.begin not in copies:

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.parts import call, wrong_axes
-from lowtide.capture import operators
+from lowtide.capture import calls
 from lowtide.ir.operators import elementwise, own
-from lowtide.ir.operators.nodes import axes_of
-from lowtide.ir.operators.table import ROWS
+from lowtide.ir.operators.nodes import ROWS, axes_of
 from tests.operator_axes_calls import CALLS, ELEMENTWISE, cast
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -102,4 +101,4 @@ def test_any_broadcast_is_cut_where_an_argument_is_whole(seed, shape, data):
 def test_what_draws_random_numbers_has_no_axis():
     node, _ = call("aten.native_dropout.default", (torch.ones(4, 6), 0.5, True))
     assert axes_of(node) == ()
-    assert operators.node_is_random(node)
+    assert calls.node_is_random(node)

@@ -12,8 +12,7 @@ from lowtide.errors import FormatError, ShapeError
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.ir.shapes.dimension import Dimension
-from lowtide.ir.shapes.evaluate import compiled, size_at, sizes_at
-from lowtide.ir.shapes.points import at, sizes_of
+from lowtide.ir.shapes.points import at, compiled, size_at, sizes_at, sizes_of
 from lowtide.ir.sizes import contiguous_stride, product
 from lowtide.ir.text.graph_text import parse, to_text
 from research.shapes.compare import Comparison, compare
