@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
+from lowtide.base.messages import bytes_text
 from lowtide.edge.cuts import with_inputs_outside
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret as interpret  # `lowtide.interpret` is found here
-from lowtide.edge.needs import misfit
+from lowtide.edge.needs import misfit, of_any_size
 from lowtide.edge.plan import EdgePlan, Space
 from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut, with_cut_parts
 from lowtide.errors import BudgetError, FormatError
@@ -82,7 +83,7 @@ def plan_edge(
     constants_bytes_per_s: how fast weights are read from flash; left out, that takes no time.
     constants: the memory of weights, `Space("flash", 2**20, 5e7)`, without a rate to write. Weights that save time elsewhere lie in one of
         `memories` throughout, from before the first step. In place of `constants_bytes_per_s`; left out, all lie in flash.
-    least: the name of a memory whose bytes are made least in place of the time.
+    least: the name of a memory whose bytes are made least in place of the time. Its size, where it has one, holds all the same.
     within_us: the time for that, in microseconds; left out, any.
     sizes: extents of symbolic axes of a file, such as `{"batch": 1}`.
     views: which results of a file are taken to be their input's bytes, as in `lowtide.network`.
@@ -147,7 +148,20 @@ def _answer(request: EdgeRequest, least: str | None, within_us: float | None) ->
         raise FormatError(f"within_us: expected a time of 0 or more, got {within_us!r}")
     if len(names) == 1:
         raise FormatError("least: expected with several memories: of a single one the bytes are made least anyway")
-    answer = least_bytes(request, names.index(least), None if within_us is None else round(within_us * 10**6))
-    if answer.plan is None and within_us is not None and least_bytes(request, names.index(least)).plan is not None:
-        raise BudgetError(f"no plan within {within_us} us was found, however large {least} is: allow more time", 0)
+    space = names.index(least)
+    answer = least_bytes(request, space, None if within_us is None else round(within_us * 10**6))
+    if answer.plan is None and within_us is not None and least_bytes(request, space).plan is not None:
+        raise BudgetError(f"no plan within {within_us} us was found{_slow(request, space, within_us)}", 0)
     return answer
+
+
+def _slow(request: EdgeRequest, space: int, within_us: float) -> str:
+    """What would be enough for the time: a larger memory, where that was found."""
+    memory = request.problem.spaces[space]
+    if memory.capacity_bytes is None:
+        return f", however large {memory.name} is: allow more time"
+    answer = least_bytes(of_any_size(request, space), space, round(within_us * 10**6))
+    if answer.plan is None:
+        return f", however large {memory.name} is: allow more time"
+    needed = bytes_text(answer.plan.arena_bytes[space])
+    return f" with {memory.name}={bytes_text(memory.capacity_bytes)}: allow more time, or {memory.name}={needed}"

@@ -26,6 +26,12 @@ def misfit(request: EdgeRequest, answer: EdgeAnswer) -> BudgetError:
     return BudgetError(text, least, searched=True)
 
 
+def of_any_size(request: EdgeRequest, space: int) -> EdgeRequest:
+    """The request as if this space had no size."""
+    spaces = tuple(replace(memory, capacity_bytes=None) if at == space else memory for at, memory in enumerate(request.problem.spaces))
+    return replace(request, problem=replace(request.problem, spaces=spaces))
+
+
 def _spaces(problem: EdgeProblem) -> str:
     return " and ".join(f"{memory.name}={_size(memory.capacity_bytes)}" for memory in problem.spaces)
 
@@ -93,11 +99,8 @@ def _would(request: EdgeRequest) -> str:
 def _enough(request: EdgeRequest, space: int) -> int | None:
     problem = request.problem
     quick = replace(request, effort=replace(request.effort, moves=False, max_steps=request.effort.max_steps // 10))
-    if len(problem.spaces) == 1:
-        anything = replace(problem, spaces=(replace(problem.spaces[0], capacity_bytes=None),))
-        answer = solve(replace(request, problem=anything))
-    else:
-        answer = least_bytes(quick, space)
+    alone = len(problem.spaces) == 1
+    answer = solve(of_any_size(request, space)) if alone else least_bytes(of_any_size(quick, space), space)
     return None if answer.plan is None else answer.plan.arena_bytes[space]
 
 

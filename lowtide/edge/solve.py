@@ -298,12 +298,11 @@ def _searched(
 def least_bytes(request: EdgeRequest, space: int, within_ps: int | None = None) -> EdgeAnswer:
     """The least bytes of one space with which the whole takes no longer than `within_ps`: a search by halves, as more room never hurts.
 
-    The other spaces stay as they are. Raises nothing: an answer without a plan says whether that is proven.
+    No space gets more than its size. Raises nothing: an answer without a plan says whether that is proven.
     """
     align = request.problem.spaces[space].align_bytes
     within = NEVER - 1 if within_ps is None else within_ps
     most = list(request.room_bytes)
-    most[space] = 2**62 // align * align
 
     def answer_in(room_bytes: int) -> EdgeAnswer:
         room = [room_bytes if index == space else each for index, each in enumerate(most)]
@@ -322,6 +321,9 @@ def least_bytes(request: EdgeRequest, space: int, within_ps: int | None = None) 
             low = middle + 1
             proven = low if answer.status is Status.INFEASIBLE else proven
     bound = proven * align
+    if bound < best.arena_bytes[space]:  # a search that ended early may have passed by what one for time finds
+        faster = fastest(request, request.room_bytes, limit_ps=within + 1).plan
+        best = best if faster is None else min(best, faster, key=lambda plan: plan.arena_bytes[space])
     used = best.arena_bytes[space]
     memory = replace(best.spaces[space], capacity_bytes=used or None)
     spaces = (*best.spaces[:space], memory, *best.spaces[space + 1 :])

@@ -161,7 +161,7 @@ def host_refusal(leanest: Plan, memory_bytes: int, host_bytes: int, buys: Sequen
     order_us = leanest.cost_report.order_us
     offers = ", ".join(
         f'memory={{"cuda": {memory_bytes}, "host": {buys[place].pinned_bytes}}} ({bytes_text(buys[place].pinned_bytes)} of the host) '
-        f"at {buys[place].time_us / order_us - 1:+.1%} time"
+        f"at {_slower(buys[place].time_us / order_us)} time"
         for place in places
     )
     lines = [
@@ -191,8 +191,13 @@ def _offers(report: CostReport) -> str:
     """What was planned, as arguments: the least, the one in the middle of the frontier, and the one without recomputation."""
     points = report.frontier
     places = sorted({round(piece * (len(points) - 1) / (_OFFERED - 1)) for piece in range(_OFFERED)})
-    offers = ((peak, us / report.order_us - 1) for peak, us in (points[place] for place in places))
-    return ", ".join(f"memory={peak} ({bytes_text(peak)}) at {slower:+.1%} time" for peak, slower in offers)
+    offers = ((peak, us / report.order_us) for peak, us in (points[place] for place in places))
+    return ", ".join(f"memory={peak} ({bytes_text(peak)}) at {_slower(ratio)} time" for peak, ratio in offers)
+
+
+def _slower(ratio: float) -> str:
+    """The time that is taken more, in percent; what rounds to nothing has no minus."""
+    return f"{round(ratio - 1, 3) + 0.0:+.1%}"
 
 
 def _share(nbytes: int, eager_bytes: int) -> str:

@@ -161,7 +161,7 @@ def test_the_least_bytes_of_a_space_within_a_time_are_enough_and_one_less_is_not
     for seed in range(12):
         graph = random_graph(seed)
         fast, slow = Space("fast", None, 8.0, 8.0), Space("slow", None, 1.0, 1.0)
-        slowest = _time(graph, [replace(fast, capacity_bytes=1), slow])
+        slowest = _time(graph, [fast, slow])
         request = EdgeRequest.of(graph, [fast, slow])
         answer = least_bytes(request, 0, slowest * 2 // 3)
         assert answer.plan is not None
@@ -171,6 +171,33 @@ def test_the_least_bytes_of_a_space_within_a_time_are_enough_and_one_less_is_not
         if answer.status is Status.OPTIMAL and nbytes > 1:
             assert _without_macs(graph, [replace(fast, capacity_bytes=nbytes), slow]) <= slowest * 2 // 3
             assert _without_macs(graph, [replace(fast, capacity_bytes=nbytes - 1), slow]) > slowest * 2 // 3
+
+
+def test_with_little_effort_the_least_bytes_are_no_more_than_those_of_least_time():
+    graph, effort = random_graph(15, 40), EdgeEffort(max_steps=1000)
+    spaces = [Space("fast", 10, 8.0, 8.0), Space("slow", None, 1.0, 1.0)]
+    fastest = lowtide.plan_edge(graph, spaces, effort=effort)
+    leanest = lowtide.plan_edge(graph, spaces, least="fast", within_us=fastest.time_us, effort=effort)
+    assert leanest.arena_bytes[0] <= fastest.arena_bytes[0]
+
+
+def test_a_memory_whose_bytes_are_made_least_keeps_to_its_size():
+    graph = random_graph(3, 8)
+    needed = lowtide.plan_edge(graph, [Space("fast", None, 8.0, 8.0), Space("slow", 7, 1.0, 1.0)], least="fast").arena_bytes[0]
+    spaces = [Space("fast", needed - 1, 8.0, 8.0), Space("slow", 7, 1.0, 1.0)]
+    with pytest.raises(BudgetError, match=f"it would fit with fast=.*{needed} bytes"):
+        lowtide.plan_edge(graph, spaces, least="fast")
+    assert lowtide.plan_edge(graph, [replace(spaces[0], capacity_bytes=needed), spaces[1]], least="fast").arena_bytes[0] == needed
+
+
+def test_a_time_that_a_memory_is_too_small_for_tells_a_size_that_does():
+    graph = random_graph(3, 8)
+    fast, slow = Space("fast", 1, 8.0, 8.0), Space("slow", None, 1.0, 1.0)
+    anything = lowtide.plan_edge(graph, [replace(fast, capacity_bytes=None), slow])
+    with pytest.raises(BudgetError, match="with fast=1 B: allow more time, or fast="):
+        lowtide.plan_edge(graph, [fast, slow], least="fast", within_us=anything.time_us)
+    with pytest.raises(BudgetError, match="however large fast is: allow more time"):
+        lowtide.plan_edge(graph, [fast, slow], least="fast", within_us=anything.time_us / 2)
 
 
 def test_a_plan_is_within_its_own_time():
