@@ -163,18 +163,22 @@ def cut_bound_bytes(problem: OrderProblem, order: ArrayLike, *, max_cuts: int = 
     for step in np.argsort(-footprint.footprint_bytes, kind="stable"):
         if looked == max_cuts or footprint.footprint_bytes[step] <= bound_bytes:
             break
-        cut, looked = least_need(problem, int(steps[step])), looked + 1
+        cut, looked = least_need(problem, int(steps[step]), above_bytes=bound_bytes), looked + 1
         if cut.need_bytes > bound_bytes:
             bound_bytes, node, downset = cut.need_bytes, int(steps[step]), cut.downset
     return CutBound(bound_bytes, node, downset, looked)
 
 
-def least_need(problem: OrderProblem, node: int) -> MinimumCut:
-    """The least footprint at which any order can run `node`, with what is resident, and the downset [n] after which it needs no more."""
+def least_need(problem: OrderProblem, node: int, *, above_bytes: int = -1) -> MinimumCut:
+    """The least footprint at which any order can run `node`, with what is resident, and the downset [n] after which it needs no more.
+
+    Where some downset after which it needs no more than `above_bytes` is seen at once, that one, whether or not it is the least.
+    """
     state = _states(node, *problem.preds, *problem.succs)
     own_bytes = int(problem.own_bytes[node]) + problem.resident_bytes
     # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
-    cuts = [_cut(problem, state, candidate) for candidate in _candidates(problem, node, state)]
+    enough_bytes = above_bytes - own_bytes
+    cuts = [_cut(problem, state, candidate, enough_bytes) for candidate in _candidates(problem, node, state)]
     cheapest = min(cuts, key=lambda cut: cut.need_bytes)
     return MinimumCut(cheapest.need_bytes + own_bytes, cheapest.downset)
 
@@ -185,7 +189,7 @@ def least_live(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np
     `done` must be closed under predecessors, and `later` under successors.
     """
     state = np.where(done, _DONE, np.where(later, _LATER, _FREE)).astype(np.int8)
-    cut = _cut(problem, state, -1)
+    cut = _cut(problem, state, -1, -(2**62))
     return MinimumCut(cut.need_bytes + problem.resident_bytes, cut.downset)
 
 
@@ -200,12 +204,19 @@ def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> li
     return nodes or [-1]
 
 
-def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int) -> MinimumCut:
-    """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it."""
-    alive_bytes, cost, gain, arc_ptr, arc_ids = _network(candidate, state, problem.arrays)
+def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int, enough_bytes: int) -> MinimumCut:
+    """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it.
+
+    Where no more than `enough_bytes` are alive with none of the free nodes, or with all of them, that downset.
+    """
+    alive_bytes, free, cost, gain, arc_ptr, arc_ids = _network(candidate, state, problem.arrays)
     total_bytes = int(gain.sum())
+    for free_state, nbytes in ((_LATER, int(alive_bytes)), (_DONE, int(alive_bytes) + int(cost.sum()) - total_bytes)):
+        if nbytes <= enough_bytes:
+            return MinimumCut(nbytes, (state == _DONE) | (state == _FREE) & (free_state == _DONE))
     flow_bytes, chosen = select(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
-    downset = (state == _DONE) | ((state == _FREE) & chosen[: problem.node_count])
+    downset = state == _DONE
+    downset[free[chosen[: len(free)]]] = True
     return MinimumCut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
 
 
@@ -232,27 +243,32 @@ def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: An
 
 @kernel
 def _network(candidate: Any, state: Any, problem: Any) -> Any:
-    """Bytes alive after the ancestors alone, and cost, gain and "requires" of n nodes followed by m tensors."""
-    n, m = len(state), len(problem.tensor_bytes)
+    """Bytes alive after the ancestors alone, the free nodes, and cost, gain and "requires" of these, then of tensors that may gain.
+
+    Nodes that are always or never in the downset are no vertices: of a long graph most are, whichever node is asked about.
+    """
+    m = len(problem.tensor_bytes)
+    free = np.flatnonzero(state == _FREE)
+    vertex, vertices = np.empty(len(state), np.int32), len(free)
+    vertex[free] = np.arange(vertices)
     alive_bytes = np.int64(0)
-    cost, gain = np.zeros(n + m, np.int64), np.zeros(n + m, np.int64)
-    arc_ptr, arcs = np.zeros(n + m + 1, np.int32), 0
+    cost, gain = np.zeros(vertices + m, np.int64), np.zeros(vertices + m, np.int64)
+    arc_ptr, arcs = np.zeros(vertices + m + 1, np.int32), 0
     arc_ids = np.empty(len(problem.preds.ids) + len(problem.readers.ids), np.int32)
-    for at in range(n):
-        if state[at] == _FREE:
-            for entry in range(problem.outputs_of.ptr[at], problem.outputs_of.ptr[at + 1]):
-                if problem.uses[problem.outputs_of.ids[entry]]:
-                    cost[at] += problem.tensor_bytes[problem.outputs_of.ids[entry]]
-            for entry in range(problem.preds.ptr[at], problem.preds.ptr[at + 1]):
-                if state[problem.preds.ids[entry]] == _FREE:
-                    arc_ids[arcs], arcs = problem.preds.ids[entry], arcs + 1
-        arc_ptr[at + 1] = arcs
+    for place, at in enumerate(free):
+        for entry in range(problem.outputs_of.ptr[at], problem.outputs_of.ptr[at + 1]):
+            if problem.uses[problem.outputs_of.ids[entry]]:
+                cost[place] += problem.tensor_bytes[problem.outputs_of.ids[entry]]
+        for entry in range(problem.preds.ptr[at], problem.preds.ptr[at + 1]):
+            if state[problem.preds.ids[entry]] == _FREE:
+                arc_ids[arcs], arcs = vertex[problem.preds.ids[entry]], arcs + 1
+        arc_ptr[place + 1] = arcs
     for tensor in range(m):
         first, later = arcs, 0
         for entry in range(problem.readers.ptr[tensor], problem.readers.ptr[tensor + 1]):
             reader = problem.readers.ids[entry]
             if state[reader] == _FREE:
-                arc_ids[arcs], arcs = reader, arcs + 1
+                arc_ids[arcs], arcs = vertex[reader], arcs + 1
             elif state[reader] == _LATER:
                 later += 1
         is_made = problem.producer[tensor] < 0 or state[problem.producer[tensor]] == _DONE
@@ -260,10 +276,10 @@ def _network(candidate: Any, state: Any, problem: Any) -> Any:
         if is_made and problem.uses[tensor] and (problem.kept[tensor] or arcs > first or later):
             alive_bytes += problem.tensor_bytes[tensor]
         if dies and arcs > first:
-            gain[n + tensor] = problem.tensor_bytes[tensor]
+            gain[vertices], vertices = problem.tensor_bytes[tensor], vertices + 1
+            arc_ptr[vertices] = arcs
         else:
             arcs = first
             if tensor == candidate:
                 alive_bytes -= problem.tensor_bytes[tensor]
-        arc_ptr[n + tensor + 1] = arcs
-    return alive_bytes, cost, gain, arc_ptr, arc_ids[:arcs]
+    return alive_bytes, free, cost[:vertices], gain[:vertices], arc_ptr[: vertices + 1], arc_ids[:arcs]

@@ -90,11 +90,11 @@ class OrderLine:
             resident_bytes=problem.resident_bytes + throughout,
         )
 
-    def replaced(self, first: int, inner: ArrayLike) -> Ints:
-        """The order with the steps from `first` on put in the order that `inner` gives them as an interval."""
-        positions = np.asarray(inner, np.int32)
-        last = first + len(positions)
-        return np.concatenate([self.order[:first], self.order[first:last][positions], self.order[last:]])
+    def replaced(self, order: Ints, first: int, inner: ArrayLike) -> Ints:
+        """`order`, which is this one but for other steps, with those from `first` on as `inner` orders them as an interval."""
+        positions, put = np.asarray(inner, np.int32), order.copy()
+        put[first : first + len(positions)] = self.order[first + positions]
+        return put
 
 
 def row_entries(rows: Rows, chosen: Ints) -> Rows:
@@ -131,8 +131,9 @@ def _sorted(rows: Rows) -> Rows:
 class Repair:
     """Improves the order of `first` by windows of up to `largest` steps around its peak, each ordered by `inner`.
 
-    A window starts at `window` steps and doubles while it does not help. `max_windows`, the moves that `inner` makes in all of them, and
-    `max_cuts` cap the effort, each window and each cut being linear in the problem at least.
+    A window starts at `window` steps and doubles while it does not help. Each look at a long order is at several of its highest places,
+    far from each other, as all that is linear in the problem then serves them all. `max_windows` for each of these places, the moves that
+    `inner` makes in all of them, and `max_cuts` cap the effort.
     """
 
     inner: Solver = field(default_factory=lambda: Exact(max_states=20_000, first=Beam()))
@@ -162,19 +163,19 @@ class Repair:
         bound_bytes = max(given.lower_bound_bytes, self._bound_bytes(problem, order))
         best = scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": 0})
         yield best
-        windows, moves, size = 0, 0, self.window
-        while windows < self.max_windows and moves < self.max_moves and best.status is Status.FEASIBLE:
-            window = _around_peak(problem, order, size)
-            repaired = self.inner.solve(window.problem)
-            windows, moves = windows + 1, moves + repaired.stats.get("moves", 0)
-            if size >= problem.node_count:  # the window is the problem
-                bound_bytes = max(bound_bytes, repaired.lower_bound_bytes)
-            if repaired.status is not Status.INFEASIBLE and repaired.peak_bytes < window.peak_bytes:
-                order, size = window.line.replaced(window.first, repaired.order), self.window
-            elif size >= min(self.largest, problem.node_count):
-                break
-            else:
-                size *= 2
+        places = 1 + problem.node_count // _STEPS_A_PLACE
+        windows, moves, stuck = 0, 0, False
+        while not stuck and windows < places * self.max_windows and moves < self.max_moves and best.status is Status.FEASIBLE:
+            footprint_bytes, line, stuck = simulate(problem, order).footprint_bytes, OrderLine.of(problem, order), True
+            for place, step in enumerate(highest_steps(footprint_bytes, self.largest, places, bound_bytes)):
+                repaired = self._mended(line, footprint_bytes, step, self.max_moves - moves)
+                windows, moves = windows + repaired.windows, moves + repaired.moves
+                if repaired.size >= problem.node_count:  # the window is the problem
+                    bound_bytes = max(bound_bytes, repaired.bound_bytes)
+                if repaired.order is not None:
+                    order, stuck = line.replaced(order, repaired.first, repaired.order), stuck and place > 0
+                if moves >= self.max_moves:
+                    break
             later = scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": windows})
             if later.peak_bytes < best.peak_bytes:
                 best = later
@@ -184,21 +185,46 @@ class Repair:
         if bound_bytes > best.lower_bound_bytes:
             yield scheduled(problem, order, self, bound_bytes=bound_bytes, stats={"windows": windows})
 
+    def _mended(self, line: OrderLine, footprint_bytes: Bytes, step: int, max_moves: int) -> _Mended:
+        """The smallest window around a step, each twice the one before, that can be ordered with a lower peak."""
+        n, size, windows, moves = len(line.order), self.window, 0, 0
+        while True:
+            first = max(0, min(step - size // 2, n - size))
+            last = min(first + size, n)
+            repaired = self.inner.solve(line.interval(first, last))
+            windows, moves = windows + 1, moves + repaired.stats.get("moves", 0)
+            better = repaired.status is not Status.INFEASIBLE and repaired.peak_bytes < footprint_bytes[first:last].max()
+            if better or size >= min(self.largest, n) or moves >= max_moves:
+                return _Mended(first, repaired.order if better else None, size, repaired.lower_bound_bytes, windows, moves)
+            size *= 2
+
     def _bound_bytes(self, problem: OrderProblem, order: Ints) -> int:
         return cut_bound_bytes(problem, order, max_cuts=self.max_cuts).bound_bytes
 
 
-class _Window(NamedTuple):
-    """Steps from `first` on of an order, as a problem of its own."""
-
-    line: OrderLine
-    first: int
-    problem: OrderProblem
-    peak_bytes: int  # as they are ordered now
+_STEPS_A_PLACE = 4096
 
 
-def _around_peak(problem: OrderProblem, order: Ints, size: int) -> _Window:
-    """The window of `size` steps around the first step at the peak."""
-    footprint, line = simulate(problem, order), OrderLine.of(problem, order)
-    first = max(0, min(footprint.peak_step - size // 2, len(order) - size))
-    return _Window(line, first, line.interval(first, min(first + size, len(order))), footprint.peak_bytes)
+class _Mended(NamedTuple):
+    """What was found for one place of an order."""
+
+    first: int  # where the window starts
+    order: tuple[int, ...] | None  # of the window's steps, None where no window helped
+    size: int  # of the last window
+    bound_bytes: int  # of the last window
+    windows: int
+    moves: int
+
+
+def highest_steps(footprint_bytes: Bytes, apart: int, most: int, above_bytes: int) -> list[int]:
+    """The highest step of each of so many stretches of `apart` steps, no two of them neighbours, above so many bytes; the highest first."""
+    highest = np.maximum.reduceat(footprint_bytes, np.arange(0, len(footprint_bytes), apart))
+    chosen: list[int] = []
+    free = np.ones(len(highest) + 2, np.bool_)
+    for stretch in np.argsort(-highest, kind="stable"):
+        if highest[stretch] <= above_bytes or len(chosen) == most:
+            break
+        if free[stretch] and free[stretch + 1] and free[stretch + 2]:
+            free[stretch + 1] = False
+            chosen.append(int(stretch * apart + np.argmax(footprint_bytes[stretch * apart : (stretch + 1) * apart])))
+    return chosen

@@ -142,4 +142,4 @@ def _ordered(problem: OrderProblem, known: _Known, window: _Window, solver: Solv
     bound_bytes = max(known.bound_bytes, schedule.lower_bound_bytes) if window.is_whole else known.bound_bytes
     if schedule.status is Status.INFEASIBLE or schedule.peak_bytes >= known.footprint.peak_bytes:
         return known._replace(bound_bytes=bound_bytes, windows=known.windows + 1)
-    return _known(problem, window.line.replaced(window.first, schedule.order), bound_bytes, known.windows + 1)
+    return _known(problem, window.line.replaced(window.line.order, window.first, schedule.order), bound_bytes, known.windows + 1)

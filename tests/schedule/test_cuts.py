@@ -26,6 +26,10 @@ def test_what_a_node_needs_is_the_least_over_all_downsets(case: Case) -> None:
         needs = {before: _need_after(case, before, node) for before in _downsets(case, node)}
         assert found.need_bytes == min(needs.values())
         assert needs[frozenset(np.flatnonzero(found.downset).tolist())] == found.need_bytes
+        for above in (found.need_bytes - 1, found.need_bytes, found.need_bytes + 9):
+            enough = least_need(case.problem, node, above_bytes=above)
+            assert enough.need_bytes == found.need_bytes or enough.need_bytes <= above
+            assert needs[frozenset(np.flatnonzero(enough.downset).tolist())] <= enough.need_bytes
 
 
 @unhurried

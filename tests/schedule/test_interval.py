@@ -16,7 +16,7 @@ def test_an_interval_costs_what_it_costs_within_the_order(case: Case, data: st.D
     part = line.interval(first, last)
     assert ProgramOrder().solve(part).order == tuple(range(last - first))
     for inner in (np.arange(last - first), ReadyList().solve(part).order):
-        whole = line.replaced(first, inner)
+        whole = line.replaced(line.order, first, inner)
         expected, found = simulate(case.problem, whole), simulate(part, inner)
         assert found.footprint_bytes.tolist() == expected.footprint_bytes[first:last].tolist()
         assert found.reuses.tolist() == expected.reuses[line.order[first:last]].tolist()

@@ -13,7 +13,7 @@ from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule
 from lowtide.schedule.base import scheduled
 from lowtide.schedule.beam import Beam
-from lowtide.schedule.repair import Repair
+from lowtide.schedule.repair import Repair, highest_steps
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried
 
 DATA = Path(__file__).parents[1] / "data" / "order"
@@ -64,6 +64,29 @@ def test_a_long_order_is_mended_where_it_is_bad() -> None:
     found = Repair(first=Fixed(tuple(order.ravel().tolist()))).solve(problem)
     assert (found.peak_bytes, found.status) == (1, Status.OPTIMAL)
     assert found.stats == {"windows": 1}
+
+
+def test_one_look_at_a_long_order_mends_all_its_bad_places() -> None:
+    count, bad = 30_000, (100, 12_000, 25_000)
+    tasks = [Task("make", (pair,)) for pair in range(count)] + [Task("use", reads=(pair,)) for pair in range(count)]
+    problem = OrderProblem.of([1] * count, tasks)
+    order = np.stack([np.arange(count), np.arange(count) + count], 1)
+    for at in bad:
+        order[at : at + 3] = [[at, at + 1], [at + 2, at + count], [at + 1 + count, at + 2 + count]]
+    said = list(Repair(first=Fixed(tuple(order.ravel().tolist()))).answers(problem))
+    assert [each.peak_bytes for each in said] == [3, 1]
+    assert said[-1].stats == {"windows": len(bad)}
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 9))
+def test_high_places_are_far_from_each_other(heights: list[int], apart: int, most: int, above: int) -> None:
+    chosen = highest_steps(np.array(heights), apart, most, above)
+    assert len(chosen) <= most
+    assert (not chosen) == (max(heights) <= above)
+    if chosen:
+        assert chosen[0] == int(np.argmax(heights))
+    assert sorted((heights[step] for step in chosen), reverse=True) == [heights[step] for step in chosen]
+    assert all(after - before > apart for before, after in pairwise(sorted(chosen)))
 
 
 def test_settings_are_checked() -> None:
