@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
-    from lowtide.api.load import FrozenNeeds, frozen_needs, load_frozen
+    from lowtide.api.frozen_file import FrozenNeeds, frozen_needs, load_frozen
     from lowtide.api.needs import Needs, needs
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from lowtide.edge.plan import EdgePlan, Space
     from lowtide.placement.base import Placement
     from lowtide.plan.plan import Plan
+    from lowtide.problems import Status
     from lowtide.problems.order import OrderProblem, Task
     from lowtide.problems.placement import PlaceProblem
-    from lowtide.problems.status import Status
     from lowtide.remat.sweep import Sweep
     from lowtide.schedule.base import Schedule
 
@@ -49,7 +49,7 @@ _MODULES = {
     "EdgeTensor": "lowtide.edge.graph",
     "Explanation": "lowtide.api.explain",
     "Frozen": "lowtide.api.frozen",
-    "FrozenNeeds": "lowtide.api.load",
+    "FrozenNeeds": "lowtide.api.frozen_file",
     "MeasuredStep": "lowtide.api.verify",
     "Measurement": "lowtide.cost.profiler",
     "Space": "lowtide.edge.plan",
@@ -64,7 +64,7 @@ _MODULES = {
     "Schedule": "lowtide.schedule.base",
     "Shapes": "lowtide.api.options",
     "Stage": "lowtide.base.messages",
-    "Status": "lowtide.problems.status",
+    "Status": "lowtide.problems",
     "Step": "lowtide.api.step",
     "Sweep": "lowtide.remat.sweep",
     "Task": "lowtide.problems.order",
@@ -72,8 +72,8 @@ _MODULES = {
     "Verification": "lowtide.api.verify",
     "explain": "lowtide.api.explain",
     "interpret": "lowtide.api.edge",
-    "frozen_needs": "lowtide.api.load",
-    "load_frozen": "lowtide.api.load",
+    "frozen_needs": "lowtide.api.frozen_file",
+    "load_frozen": "lowtide.api.frozen_file",
     "measure": "lowtide.cost.profiler",
     "needs": "lowtide.api.needs",
     "network": "lowtide.api.edge",

@@ -31,8 +31,7 @@ from lowtide.ir.graph import Node
 from lowtide.ir.result_specs import Really, Results, differ
 from lowtide.ir.shapes.dimension import FIXED, Varying
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.caller_state import CallerState, Reads
-from lowtide.runtime.premises import Premises, first_difference
+from lowtide.runtime.premises import CallerState, Premises, Reads, first_difference
 from lowtide.runtime.ranks import ALONE, SinglePeer
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lowtide.edge.cuts import with_inputs_outside
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret as interpret  # `lowtide.interpret` is found here
-from lowtide.edge.needs import misfit
 from lowtide.edge.plan import EdgePlan, Space
-from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut, with_cut_parts
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, misfit, solve, solve_cut, with_cut_parts
 from lowtide.errors import BudgetError, FormatError
 
 if TYPE_CHECKING:

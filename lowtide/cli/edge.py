@@ -18,8 +18,7 @@ from lowtide.base.files import write_whole
 from lowtide.base.messages import bytes_text, time_text
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_answer
 from lowtide.cli.solvers import facts_table
-from lowtide.edge.output import to_header, to_json
-from lowtide.edge.page import to_page
+from lowtide.edge.output import to_header, to_json, to_page
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.errors import BudgetError, FormatError, LowtideError
 

@@ -19,9 +19,9 @@ from lowtide.cli.solvers import SOLVERS, JsonAnswer, MaxSeconds, facts_table, ga
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.errors import LowtideError
 from lowtide.plan.summary import bytes_text
+from lowtide.problems import Status
+from lowtide.problems.files import Loaded, load_with_positions
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import Loaded, load_with_positions
-from lowtide.problems.status import Status
 from lowtide.schedule import Auto, ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver, answers, schedule
 from lowtide.schedule.auto import warm_up
 from lowtide.schedule.base import limited

@@ -25,9 +25,9 @@ from lowtide.placement.base import Placement, Placer, answers, limited, warm_up
 from lowtide.placement.greedy import Greedy
 from lowtide.placement.picture import check_picture, draw
 from lowtide.plan.summary import bytes_text
+from lowtide.problems import Status
+from lowtide.problems.files import ids, load_buffers, offsets_to_csv, save_offsets
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
-from lowtide.problems.status import Status
 
 SIMPLE: Mapping[str, Greedy] = {"first fit, as they start": Greedy("start"), "first fit, by size": Greedy("size")}
 _HURRIED_SECONDS = 0.2  # for both of them together, where the search was to end soon

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from lowtide.base import VERSION
 from lowtide.base.messages import warn
-from lowtide.base.release import VERSION
 from lowtide.cost import trial
 from lowtide.cost.cache import Cache
 from lowtide.cost.trials import Makers, Trials, argument_bytes, makers_of, recipe, signature

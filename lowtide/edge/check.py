@@ -10,7 +10,7 @@ from lowtide.edge.check_cuts import check_cut
 from lowtide.edge.graph import EdgeNode, view_starts
 from lowtide.edge.plan import PS_PER_S, EdgeBlock, EdgePlan, Move
 from lowtide.errors import CheckError
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 
 
 def check(plan: EdgePlan) -> None:

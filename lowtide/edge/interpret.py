@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.edge.cuts import CutBody, cut_body
-from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode, view_starts
+from lowtide.edge.graph import EdgeGraph, EdgeNode, from_bytes, numpy_dtype, to_bytes, view_starts
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
 from lowtide.edge.plan import EdgePlan
 from lowtide.edge.run_cut import CutRun, Lying, SliceKernels

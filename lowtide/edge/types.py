@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lowtide.base.messages import need
-from lowtide.edge.dtypes import BITS, numpy_dtype
+from lowtide.edge.graph import BITS, numpy_dtype
 from lowtide.edge.operators import SAME_SHAPE_AS
 from lowtide.errors import FormatError
 

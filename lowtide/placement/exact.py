@@ -24,8 +24,8 @@ from lowtide.placement.floors import FloorWalk, SeenStates, enlarge, new_seen, w
 from lowtide.placement.greedy import Greedy
 from lowtide.placement.search import FULL, NO, NODES, YES, PlaceStack, grown, new_stack, search
 from lowtide.placement.sections import SectionNet, Sections, cells, cut, pairs
+from lowtide.problems import Status
 from lowtide.problems.placement import Ints, PlaceProblem
-from lowtide.problems.status import Status
 
 _FIRST_NODES = 500  # of the shortest runs
 _FORGET = 0.9  # of a section's weight, kept from one run to the next

@@ -13,7 +13,7 @@ from lowtide.edge.output import from_json, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
 from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
 from lowtide.errors import BudgetError, CheckError, FormatError
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 from tests.edge_brute import Brute
 from tests.edge_graphs import chain, random_graph, random_spaces
 
