@@ -14,9 +14,8 @@ from lowtide.cli.edge import edge_command
 from lowtide.cli.needs import devices_command, needs_command
 from lowtide.cli.optimize import compile_command, explain_command, optimize_command
 from lowtide.cli.order import order_command
-from lowtide.cli.output import check_targets, refuse
+from lowtide.cli.output import check_targets, refusals
 from lowtide.cli.place import place_command
-from lowtide.errors import LowtideError
 from lowtide.plan.plan import Plan
 from lowtide.report import check_report, save
 
@@ -33,15 +32,13 @@ def report_command(
     ],
 ) -> None:
     """Show a saved plan: memory over the step, what lives when, what was evicted, what memory buys. torch is not needed."""
-    try:
+    with refusals():
         for each in out:
             check_report(each)
         check_targets({f"OUT {each}": str(each) for each in out}, plan)
         read = Plan.load(plan)
         for each in out:
             save(read, each)
-    except (LowtideError, OSError, ImportError) as error:
-        refuse(error)
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")

@@ -16,7 +16,7 @@ from rich.text import Text
 from lowtide.api.edge import plan_edge
 from lowtide.base.files import write_whole
 from lowtide.base.messages import bytes_text, time_text
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_answer
+from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, printable, refuse, shortened, write_answer
 from lowtide.cli.solvers import facts_table
 from lowtide.edge.output import to_header, to_json, to_page
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
@@ -103,7 +103,7 @@ def edge_command(
     inputs_outside: Annotated[
         bool, typer.Option("--inputs-outside", help="inputs are read where the caller has them, and lie in no memory")
     ] = False,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the plan; - for standard output alone")] = None,
+    json_out: JsonOut = None,
     header: Annotated[str | None, typer.Option(metavar="OUT.h", help="write the offsets as a C header")] = None,
     page: Annotated[str | None, typer.Option(metavar="OUT.html", help="write a page with a lane for each memory")] = None,
 ) -> None:

@@ -14,10 +14,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lowtide.cli.exit import INTERRUPTED
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_json
-from lowtide.cli.solvers import SOLVERS, JsonAnswer, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
+from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, printable, refusals, shortened, write_json
+from lowtide.cli.solvers import SOLVERS, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
 from lowtide.cost.memory import Footprint, simulate
-from lowtide.errors import LowtideError
 from lowtide.plan.summary import bytes_text
 from lowtide.problems import Status
 from lowtide.problems.files import Loaded, load_with_positions
@@ -155,10 +154,10 @@ def order_command(
         int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_states; the same on every machine")
     ] = None,
     seconds: MaxSeconds = None,
-    json_out: JsonAnswer = None,
+    json_out: JsonOut = None,
 ) -> None:
     """Order the nodes of a graph for the least peak memory. An interrupt (Ctrl-C) prints the best order so far."""
-    try:
+    with refusals():  # of an import, too: a solver may need what is not installed, and says how to get it
         check_targets({"--json": json_out}, graph)
         chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
         loaded = load_with_positions(graph)
@@ -167,8 +166,6 @@ def order_command(
             show(Console(), loaded.problem, outcome)
         if json_out is not None:
             write_json(json_out, figures(loaded, outcome))
-    except (LowtideError, OSError, ImportError) as error:  # a solver may need what is not installed, and says how to get it
-        refuse(error)
     if outcome.interrupted:
         typer.echo("lowtide: interrupted: this is the best order so far", err=True)
         raise typer.Exit(INTERRUPTED)

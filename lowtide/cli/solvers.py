@@ -40,9 +40,6 @@ from lowtide.schedule.repair import Repair
 S = TypeVar("S")
 SOLVERS: Mapping[str, type[Solver]] = named([Auto, Exact, Repair, Beam, Best, ReadyList, ReversePostOrder, ProgramOrder])
 PLACERS: Mapping[str, type[Placer]] = named([AutoPlacer, ExactPlacer, Portfolio, Greedy])
-JsonAnswer: TypeAlias = Annotated[
-    str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
-]
 MaxSeconds: TypeAlias = Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")]
 _NONE_OFFERED = "the papers' own methods come with lowtide-research, which is not installed: pip install -e ./research in a checkout"
 
