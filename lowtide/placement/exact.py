@@ -109,17 +109,9 @@ class CapacityQuestion:
         self.stack: PlaceStack = new_stack(self.net)
         on = self.switches
         self.rules = Rules(
-            int(on.canonical),
-            int(on.inference),
-            int(on.lifting),
-            int(on.decomposition),
-            int(on.dynamic),
-            int(on.symmetry),
-            int(on.memory),
-            strategy.weighted,
-            strategy.filling,
-            self.ranks[strategy],
-        )
+            int(on.canonical), int(on.inference), int(on.lifting), int(on.decomposition), int(on.dynamic), int(on.symmetry),
+            int(on.memory), strategy.weighted, strategy.filling, self.ranks[strategy],
+        )  # fmt: skip
 
     def _grow(self) -> None:
         if 2 * int(self.seen.count[0]) > len(self.seen.words) and len(self.seen.words) < _MOST_SLOTS:

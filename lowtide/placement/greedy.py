@@ -241,32 +241,13 @@ class Greedy:
 
 
 _PASSES = (
-    Greedy("pressure"),
-    Greedy("pressure_size", "best"),
-    Greedy("outward_size"),
-    Greedy("peak_lifetime", "beside"),
-    Greedy("peak_end", "beside"),
-    Greedy("conflicts", "best"),
-    Greedy("size"),
-    Greedy("pressure", "best"),
-    Greedy("peak_inner", "beside"),
-    Greedy("pressure", "beside"),
-    Greedy("pressure_size", "beside"),
-    Greedy("peak_end", "snug"),
-    Greedy("area"),
-    Greedy("outward", "best"),
-    Greedy("peak_start", "beside"),
-    Greedy("peak_lifetime", "snug"),
-    Greedy("size", "best"),
-    Greedy("pressure_size", "first"),
-    Greedy("outward_size", "best"),
-    Greedy("area", "best"),
-    Greedy("lifetime", "best"),
-    Greedy("start", "best"),
-    Greedy("lifetime"),
-    Greedy("conflicts"),
-    Greedy("start"),
-)
+    Greedy("pressure"), Greedy("pressure_size", "best"), Greedy("outward_size"), Greedy("peak_lifetime", "beside"),
+    Greedy("peak_end", "beside"), Greedy("conflicts", "best"), Greedy("size"), Greedy("pressure", "best"), Greedy("peak_inner", "beside"),
+    Greedy("pressure", "beside"), Greedy("pressure_size", "beside"), Greedy("peak_end", "snug"), Greedy("area"),
+    Greedy("outward", "best"), Greedy("peak_start", "beside"), Greedy("peak_lifetime", "snug"), Greedy("size", "best"),
+    Greedy("pressure_size", "first"), Greedy("outward_size", "best"), Greedy("area", "best"), Greedy("lifetime", "best"),
+    Greedy("start", "best"), Greedy("lifetime"), Greedy("conflicts"), Greedy("start"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
