@@ -139,13 +139,10 @@ class Captures:
         given = Given(args, kwargs, self.device, self.varying)
         leaves, numbers = (False, ()) if like is None else (bool(like.outputs.words), like.numbers)
         with knowing(KnownKernels(laboratory)), standing_in(self.device, self.machine):
-            if self.program is None:
-                return capture_inference(self.model, given, put_back=True, leaves=leaves, numbers=numbers)
-            return capture_training(self.program, given, put_back=True, leaves=leaves, numbers=numbers)[0]
+            return self._recorded(given, put_back=True, leaves=leaves, numbers=numbers)[0]
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[CapturedStep, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""
-
         given = Given(args, kwargs, self.device, self.varying)
         with self.stages.stage("capture", "capturing the program"), standing_in(self.device, self.machine):
             believed = BelievedKernels(laboratory)
@@ -191,8 +188,9 @@ class Captures:
     def _once(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         numbers = tuple(self.varying_numbers)
         with knowing(really):
-            if self.program is None:
-                captured: tuple[CapturedStep, ...] = (capture_inference(self.model, given, numbers=numbers),)
-            else:
-                captured = capture_training(self.program, given, numbers=numbers)
-        return tuple(replace(each, numbers=numbers) for each in captured)
+            return tuple(replace(each, numbers=numbers) for each in self._recorded(given, numbers=numbers))
+
+    def _recorded(self, given: Given, **how: Any) -> tuple[CapturedStep, ...]:
+        if self.program is None:
+            return (capture_inference(self.model, given, **how),)
+        return capture_training(self.program, given, **how)

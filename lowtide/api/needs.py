@@ -75,16 +75,7 @@ def usable_bytes(card: Device) -> int:
     return int(card.memory_bytes * (1 - _DRIVER_SHARE)) - _CONTEXT_BYTES
 
 
-@dataclass(frozen=True)
-class Needed:
-    """A program on all cards."""
-
-    eager: Eager
-    order_peak_bytes: int  # in the order of least peak, which takes no time
-    cards: tuple[CardNeed, ...]
-
-
-def needs_of(
+def _needs_of(
     captured: Captured,
     machine: Machine,
     cards: Sequence[Device],
@@ -92,11 +83,11 @@ def needs_of(
     host_bytes: int | None = None,
     *,
     swap_state: bool = False,
-) -> Needed:
-    """The program is rewritten and ordered once, and searched for those cards that it does not fit by order.
+) -> tuple[Eager, int, tuple[CardNeed, ...]]:
+    """What eager takes, the least peak of an order, which takes no time, and the cards.
 
+    The program is rewritten and ordered once, and searched for those cards that it does not fit by order.
     No more than `host_bytes` are pinned of the host; with `swap_state` parameters and optimizer state may go there within a step.
-
     The smallest card is always searched for, so that the least that was found is known.
     """
     refuse_small_host([captured.graph], host_bytes)
@@ -113,7 +104,7 @@ def needs_of(
         searched = card.memory_bytes == smallest or order_bytes > usable_bytes(card)
         archive = Planner([timed]).searched(request) if searched else CandidateArchive.bare(timed, request)
         needs.append(_need(card, archive, searched, eager.peak_bytes, order_bytes, host_bytes))
-    return Needed(eager, order_bytes, tuple(needs))
+    return eager, order_bytes, tuple(needs)
 
 
 def _request(machine: Machine, captured: Captured, granule_bytes: int) -> Request:
@@ -232,15 +223,16 @@ def needs(
         with stages.stage("compile", "loading compiled kernels, or compiling them for the first time"):
             warm_up_planning(AUTO, limited=True)
         with stages.stage("order", f"ordering {len(captured.graph.nodes)} operators, and fitting them on {len(devices)} cards"):
-            program_needs = needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=run.state == "swap")
-    peak = program_needs.eager.peak
+            swap_state = run.state == "swap"
+            eager, order_bytes, needed = _needs_of(captured, machine, devices, laboratory, limit.host_bytes, swap_state=swap_state)
+    peak = eager.peak
     return Needs(
         parameters=sum(each.numel() for each in model.parameters()),
-        eager_peak_bytes=program_needs.eager.peak_bytes,
-        order_peak_bytes=program_needs.order_peak_bytes,
-        least_bytes=min(each.least_bytes for each in program_needs.cards if each.least_bytes is not None),
+        eager_peak_bytes=eager.peak_bytes,
+        order_peak_bytes=order_bytes,
+        least_bytes=min(each.least_bytes for each in needed if each.least_bytes is not None),
         by_kind={} if peak is None else {kind_text(kind): nbytes for kind, nbytes in peak.by_kind.items() if nbytes},
-        cards=program_needs.cards,
+        cards=needed,
         assumed=" ".join(each[:1].upper() + each[1:] for each in (_COUNTED, assumptions(target, largest)) if each),
     )
 

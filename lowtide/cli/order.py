@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lowtide.cli.exit import INTERRUPTED
-from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, printable, refusals, shortened, write_json
+from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, refusals, short_name, write_json
 from lowtide.cli.solvers import SOLVERS, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
 from lowtide.cost.memory import Footprint, simulate
 from lowtide.plan.summary import bytes_text
@@ -66,7 +66,6 @@ def _interrupted_text(answer: Schedule) -> str:
 
 
 _SHOWN = 8  # tensors at the peak
-_NAME_LENGTH = 60  # characters
 
 
 def show(console: Console, problem: OrderProblem, outcome: OrderOutcome) -> None:
@@ -106,7 +105,7 @@ def _peak(problem: OrderProblem, footprint: Footprint, best: Schedule) -> Table:
     node = best.order[step]
     alive = np.flatnonzero((start <= step) & (step < end) & (problem.tensor_bytes > 0))
     largest = alive[np.lexsort((start[alive], -problem.tensor_bytes[alive]))]
-    title = Text.assemble(f"at the peak, step {step} of {problem.node_count}: ", _name(problem.names[node]))
+    title = Text.assemble(f"at the peak, step {step} of {problem.node_count}: ", Text(short_name(problem.names[node])))
     table = Table("tensor of", *(Column(label, justify="right") for label in ("bytes", "from step", "to step")), title=title)
     table.title_justify, table.title_style = "left", ""
     for tensor in largest[:_SHOWN].tolist():
@@ -128,11 +127,7 @@ def _made_by(problem: OrderProblem, tensor: int) -> Text:
         return Text(f"tensor {tensor}, there from the start")
     outputs = problem.outputs_of
     position = tensor if outputs.ptr[node + 1] - outputs.ptr[node] > 1 else None
-    return _name(problem.names[node]) + Text("" if position is None else f", tensor {position}")
-
-
-def _name(name: str) -> Text:
-    return Text(shortened(printable(name), _NAME_LENGTH))
+    return Text(short_name(problem.names[node])) + Text("" if position is None else f", tensor {position}")
 
 
 def _saving(simple: Schedule, best: Schedule) -> str:

@@ -19,7 +19,7 @@ from lowtide.errors import FormatError, LowtideError
 from lowtide.plan.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
-_LONGEST_LINE = 2000
+_LONGEST_LINE, _NAME_LENGTH = 2000, 60  # characters
 
 # Options that several commands have.
 JsonOut: TypeAlias = Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output")]
@@ -129,9 +129,10 @@ def exact_bytes(nbytes: int) -> str:
 @contextmanager
 def refusals(*more: type[Exception]) -> Iterator[None]:
     """What is refused in here, or cannot be read, written or imported, ends the command in one line; and `more` kinds of errors."""
+    kinds: tuple[type[Exception], ...] = (LowtideError, OSError, ImportError, *more)
     try:
         yield
-    except (LowtideError, OSError, ImportError, *more) as error:
+    except kinds as error:
         refuse(error)
 
 
@@ -153,6 +154,11 @@ def printable(text: str) -> str:
 def shortened(text: str, longest: int) -> str:
     """The start and the end of a text of more than `longest` characters."""
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 4 :]}"
+
+
+def short_name(name: str) -> str:
+    """A name from outside, for a cell of a table."""
+    return shortened(printable(name), _NAME_LENGTH)
 
 
 def _text(error: object) -> str:

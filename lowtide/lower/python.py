@@ -42,7 +42,7 @@ import torch
 
 from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
-from lowtide.ir.bodies import Region, is_loop, is_region
+from lowtide.ir.bodies import Region, is_loop, is_region, run_nodes
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.operators.row import AS_STRIDED, SCATTER, STOP
@@ -201,15 +201,8 @@ def _stop(node: Node, graph: Graph, defined: set[Value], names: VariableNames) -
 
 def namespaces(graph: Graph) -> tuple[str, ...]:
     """The operator libraries that a graph's program calls, by name."""
-    called = (node for node in _all_nodes(graph) if not (is_arithmetic(node) or is_transfer(node) or is_loop(node) or is_region(node)))
+    called = (node for node in run_nodes(graph) if not (is_arithmetic(node) or is_transfer(node) or is_loop(node) or is_region(node)))
     return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in called}))
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        if node.body is not None and not is_region(node):  # that is compiled
-            yield from _all_nodes(node.body)
 
 
 def _header(plan: Decision, sizes: Sizes) -> Iterator[str]:

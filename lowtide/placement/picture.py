@@ -52,7 +52,7 @@ def draw(problem: PlaceProblem, placement: Placement, path: str | os.PathLike[st
     axes.set_ylim(0, 1.02 * top_bytes / unit)
     axes.set_xlabel("step")
     axes.set_ylabel(f"offset, {label}")
-    axes.set_title(_title(problem, placement))
+    axes.set_title(f"{problem.buffer_count:,} buffers, {placement.status.name.lower()}, by {placement.solver}")
     save_figure(figure, path)
 
 
@@ -120,7 +120,3 @@ def _lines(figure: Any, axes: Any, placement: Placement, capacity_bytes: int | N
     for label, nbytes, colour, style in lines:
         axes.axhline(nbytes / unit, color=colour, linestyle=style, linewidth=1, label=f"{label} {bytes_text(nbytes)}")
     figure.legend(loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
-
-
-def _title(problem: PlaceProblem, placement: Placement) -> str:
-    return f"{problem.buffer_count:,} buffers, {placement.status.name.lower()}, by {placement.solver}"

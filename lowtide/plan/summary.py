@@ -241,7 +241,7 @@ def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False
     """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
     lines = [snapshot_line(snapshot, again)]
     groups = alike_at(snapshot)
-    lines += [_tensor_line(group) for group in groups[:most]]
+    lines += [f"{bytes_text(each.nbytes):>14}  {each.spec} {each.tensors[0].kind.value}: {each.origin}" for each in groups[:most]]
     if snapshot.workspace_bytes:
         lines.append(f"{bytes_text(snapshot.workspace_bytes):>14}  workspace of {op_text(snapshot.op)}")
     rest = [tensor for group in groups[most:] for tensor in group.members]
@@ -274,10 +274,6 @@ def _rule_line(report: RuleReport) -> str:
     time = f"{time_text(abs(report.cost_us))} {'more' if report.cost_us > 0 else 'less'}"
     effect = f"{bytes_text(report.held_bytes):>14}  less held by" if report.held_bytes else f"{'':14}  by"
     return f"{effect} {report.rule}, {times}{peak}: {time}"
-
-
-def _tensor_line(group: AlikeItems[LiveTensor]) -> str:
-    return f"{bytes_text(group.nbytes):>14}  {group.spec} {group.tensors[0].kind.value}: {group.origin}"
 
 
 def _rest_line(count: int, nbytes: int) -> str:

@@ -144,7 +144,8 @@ def stack(title: str, timeline: Timeline, scale: Scale) -> Chart:
     bands = []
     for kind, nbytes in rows_of(timeline):
         ceiling = [low + own for low, own in zip(floor, nbytes, strict=True)]
-        bands.append(Band(_name(kind), _style(kind), _area(at, columns, floor, ceiling, scale), bytes_text(max(nbytes))))
+        style = "workspace" if kind is None else kind.value
+        bands.append(Band(_name(kind), style, _area(at, columns, floor, ceiling, scale), bytes_text(max(nbytes))))
         floor = ceiling
     peak = max(total, default=0)
     step = total.index(peak) if total else 0
@@ -160,10 +161,6 @@ def curve(points: Sequence[tuple[float, float]]) -> str:
 
 def _name(kind: Kind | None) -> str:
     return "workspace of operators" if kind is None else kind_text(kind)
-
-
-def _style(kind: Kind | None) -> str:
-    return "workspace" if kind is None else kind.value
 
 
 def _columns(at: Sequence[float], total: Sequence[int], scale: Scale) -> list[int]:
