@@ -109,28 +109,25 @@ class Captures:
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
         own = methods_of((self.model,)), containers_of((self.model,))
         with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1], *objects_of((self.model,))]):
-            return self._as_it_is(args, kwargs, laboratory)
-
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[CapturedStep, ...], Premises]:
-        first: tuple[CapturedStep, ...] | None = None
-        for _ in range(2):
-            before = CallerState(self.caller).locations
-            captured = self.programs(args, kwargs, laboratory)
-            reads = Reads(frozenset().union(*(each.read for each in captured)))
-            change = captured[-1].counted or first_difference(reads.of(before), reads.of(CallerState(self.caller).locations))
-            if not change:
-                if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
-                    called = "loss(model, *batch)" if self.trains else "the model"
-                    raise CaptureError(
-                        f"the program computes something else when it runs for the first time ({otherwise}), and what is captured would "
-                        f"not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
-                    )
-                premises = Premises(self.caller, reads, captured[-1].beside)
-                for place in premises.unwatched:
-                    warn_once(place, f"{place}: {_UNWATCHED}")
-                return captured, premises
-            first = captured
-        raise CaptureError(changed_each_time(change))
+            first: tuple[CapturedStep, ...] | None = None
+            for _ in range(2):
+                before = CallerState(self.caller).locations
+                captured = self.programs(args, kwargs, laboratory)
+                reads = Reads(frozenset().union(*(each.read for each in captured)))
+                change = captured[-1].counted or first_difference(reads.of(before), reads.of(CallerState(self.caller).locations))
+                if not change:
+                    if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
+                        called = "loss(model, *batch)" if self.trains else "the model"
+                        raise CaptureError(
+                            f"the program computes something else when it runs for the first time ({otherwise}), and what is captured "
+                            f"would not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
+                        )
+                    premises = Premises(self.caller, reads, captured[-1].beside)
+                    for place in premises.unwatched:
+                        warn_once(place, f"{place}: {_UNWATCHED}")
+                    return captured, premises
+                first = captured
+            raise CaptureError(changed_each_time(change))
 
     def again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, like: CapturedStep | None = None

@@ -16,9 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
+from lowtide.base.messages import bytes_text
 from lowtide.cli import output
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refusals, refuse, say, write_json
-from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
+from lowtide.plan.summary import alike_at, snapshot_line
 
 if TYPE_CHECKING:
     from lowtide.api.compare import Comparison, Workload

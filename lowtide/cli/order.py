@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from lowtide.base.messages import bytes_text
 from lowtide.cli.exit import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, refusals, short_name, write_json
 from lowtide.cli.solvers import SOLVERS, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
 from lowtide.cost.memory import Footprint, simulate
-from lowtide.plan.summary import bytes_text
 from lowtide.problems import Status
 from lowtide.problems.files import Loaded, load_with_positions
 from lowtide.problems.order import OrderProblem

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from lowtide.base.files import check_writable, write_whole
+from lowtide.base.messages import bytes_text
 from lowtide.cli.exit import CLOSED_PIPE, REFUSED, output_is_closed
 from lowtide.errors import FormatError, LowtideError
-from lowtide.plan.summary import bytes_text
 
 STANDARD_OUTPUT = "-"
 _LONGEST_LINE, _NAME_LENGTH = 2000, 60  # characters

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from lowtide.base.messages import bytes_text
 from lowtide.cli.exit import INTERRUPTED
 from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, refusals, write_answer, write_json
 from lowtide.cli.solvers import PLACERS, MaxSeconds, facts_table, gap_text, parse_placer, until_interrupted
@@ -23,7 +24,6 @@ from lowtide.placement.auto import Auto
 from lowtide.placement.base import Placement, Placer, answers, limited, warm_up
 from lowtide.placement.greedy import Greedy
 from lowtide.placement.picture import check_picture, draw
-from lowtide.plan.summary import bytes_text
 from lowtide.problems import Status
 from lowtide.problems.files import ids, load_buffers, offsets_to_csv, save_offsets
 from lowtide.problems.placement import PlaceProblem

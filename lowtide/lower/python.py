@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 
+from lowtide.base.messages import bytes_text
 from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import Region, is_loop, is_region, run_nodes
@@ -53,7 +54,6 @@ from lowtide.ir.sizes import Size, contiguous_stride
 from lowtide.lower import loops, statements
 from lowtide.lower.statements import arrivals as arrivals_of
 from lowtide.plan.contents import Contents, Decision
-from lowtide.plan.summary import bytes_text
 
 Dying = list[list[tuple[Storage, list[Value]]]]
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.files import write_whole
-from lowtide.base.messages import need
+from lowtide.base.messages import bytes_text, need
 from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
-from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import Ints, PlaceProblem
 
 FORMATS = ("png", "svg", "pdf")

@@ -185,8 +185,6 @@ def _flops(node: Node) -> int:
         return 0
 
 
-__all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
-
 _TENSORS, _EVICTIONS = 5, 7  # lines of each
 _HOST_POINTS = 4  # of what the host's memory buys
 _LEAST_GAP = 1e-5  # share of the time below which a gap is the rounding of sums
