@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from hashlib import sha256
 from typing import Any
 
@@ -47,19 +47,9 @@ def to_figures(plan: EdgePlan) -> dict[str, Any]:
         "network": plan.graph.name,
         "digest": digest(plan.graph),
         "status": plan.status.name.lower(),
-        "least": plan.least,
-        "bound": plan.bound,
-        "gap": plan.gap,
-        "time_ps": plan.time_ps,
-        "macs_per_s": plan.macs_per_s,
-        "constants_bytes_per_s": plan.constants_bytes_per_s,
-        "dma": plan.dma,
+        **{name: getattr(plan, name) for name in ("least", "bound", "gap", "time_ps", "macs_per_s", "constants_bytes_per_s", "dma")},
         "spaces": [
-            {
-                "name": memory.name, "capacity_bytes": memory.capacity_bytes, "read_bytes_per_s": memory.read_bytes_per_s,
-                "write_bytes_per_s": memory.write_bytes_per_s, "align_bytes": memory.align_bytes, "arena_bytes": arena_bytes,
-            }
-            for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True)
+            asdict(memory) | {"arena_bytes": arena_bytes} for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True)
         ],
         "order": list(plan.order),
         "blocks": [
