@@ -32,8 +32,8 @@ from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
 from lowtide.edge.onnx import network_of, read_onnx
 from lowtide.edge.plan import EdgePlan, Space
 from lowtide.edge.problem import EdgeProblem, task_ps
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import load_problem
 
 Life = tuple[int, int, int]  # bytes, first step, step after the last
 

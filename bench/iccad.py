@@ -25,7 +25,7 @@ from bench.networks import PROBLEMS
 from bench.results import RESULTS, Cell, Results
 from bench.yardstick import Yardstick
 from lowtide.cost.memory import order_problem
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 from lowtide.schedule import ProgramOrder, ReversePostOrder
 from research.orders.dynamic import DynamicProgramme
 

@@ -10,8 +10,8 @@ from bench.iccad_paper import ABLATIONS, METHODS, PARTS, ROWS, Ablation, Row
 from bench.iccad_tools import exact, kib, timed, warm_up
 from bench.networks import PROBLEMS
 from bench.results import Cell, Results
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule import Schedule, Solver
 from research.needs import need_ortools
 from research.orders.fuse_subgraphs import FuseSubgraphs

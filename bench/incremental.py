@@ -28,9 +28,9 @@ from bench.networks import PROBLEMS
 from bench.results import Cell, Results
 from bench.rewrites import Rewritten, Source
 from lowtide.cost.memory import simulate
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import Schedule
 from lowtide.schedule.exact import Exact
 from research.orders.incremental import reschedule

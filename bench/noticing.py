@@ -25,8 +25,7 @@ from bench.models.workload import plain_sgd
 from bench.results import Results
 from lowtide import optimize
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.caller_state import EVERYTHING
-from lowtide.runtime.premises import Premises
+from lowtide.runtime.premises import EVERYTHING, Premises
 
 COLUMNS = (
     "model", "modules", "parameters", "places", "asked_us", "beside_us", "looked_us", "step_us", "share_percent", "capture_ms", "second_ms",

@@ -1,4 +1,4 @@
-"""Writes ordering problems as the JSON that `lowtide.problems.order_json` reads: the simple form where it says everything."""
+"""Writes ordering problems as the JSON that `lowtide.problems.files` reads: the simple form where it says everything."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lowtide.problems.files import FORMAT, VERSION
 from lowtide.problems.order import OrderProblem, Rows
-from lowtide.problems.order_json import FORMAT, VERSION
 
 
 def problem_to_json(problem: OrderProblem) -> str:

@@ -21,9 +21,9 @@ from typing import Any
 
 from bench.results import Results
 from bench.yardstick import Yardstick
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import Schedule
 from lowtide.schedule.exact import Exact
 

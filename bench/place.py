@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 import lowtide
 from lowtide.placement.base import Placement, Placer, limited, warm_up
+from lowtide.problems.files import load_buffers
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import load_buffers
 from research.solvers import parse_placer
 
 if TYPE_CHECKING:

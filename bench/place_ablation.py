@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bench.results import Cell, Results
 from lowtide.placement.exact import Exact
+from lowtide.problems.files import load_buffers
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import load_buffers
 
 SWITCHES = ("canonical", "inference", "lifting", "decomposition", "dynamic", "symmetry", "memory", "restarts")
 COLUMNS = ("instance", "off", "status", "nodes", "cpu_s", "seconds")

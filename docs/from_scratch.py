@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         written = [args[i] for i, argument in enumerate(op._schema.arguments) if argument.alias_info and argument.alias_info.is_write]
-        if not written or self.is_held(written[0]):
+        if not written or self.storage_of(written[0]) < self.held:
             result = op(*args, **(kwargs or {}))
             self.record(op, args, kwargs or {}, result, [self.storage_of(tensor) for tensor in written])
             return result
@@ -150,9 +150,6 @@ class Recorder(TorchDispatchMode):
 
     def is_new(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.number
-
-    def is_held(self, tensor: Tensor) -> bool:
-        return self.storage_of(tensor) < self.held
 
 
 def held_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, ...]) -> list[Tensor]:

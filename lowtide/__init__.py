@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
-    from lowtide.api.load import FrozenNeeds, frozen_needs, load_frozen
+    from lowtide.api.frozen_file import FrozenNeeds, frozen_needs, load_frozen
     from lowtide.api.needs import Needs, needs
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from lowtide.edge.plan import EdgePlan, Space
     from lowtide.placement.base import Placement
     from lowtide.plan.plan import Plan
+    from lowtide.problems import Status
     from lowtide.problems.order import OrderProblem, Task
     from lowtide.problems.placement import PlaceProblem
-    from lowtide.problems.status import Status
     from lowtide.remat.sweep import Sweep
     from lowtide.schedule.base import Schedule
 
@@ -41,47 +41,31 @@ __all__ = [
 ]  # fmt: skip
 
 # Imported when first asked for: torch takes seconds, and ordering and placing do without it.
-_MODULES = {
-    "Device": "lowtide.cost.device",
-    "EdgeGraph": "lowtide.edge.graph",
-    "EdgeNode": "lowtide.edge.graph",
-    "EdgePlan": "lowtide.edge.plan",
-    "EdgeTensor": "lowtide.edge.graph",
-    "Explanation": "lowtide.api.explain",
-    "Frozen": "lowtide.api.frozen",
-    "FrozenNeeds": "lowtide.api.load",
-    "MeasuredStep": "lowtide.api.verify",
-    "Measurement": "lowtide.cost.profiler",
-    "Space": "lowtide.edge.plan",
-    "Needs": "lowtide.api.needs",
-    "OrderProblem": "lowtide.problems.order",
-    "Parallel": "lowtide.api.options",
-    "PlaceProblem": "lowtide.problems.placement",
-    "Placement": "lowtide.placement.base",
-    "Plan": "lowtide.plan.plan",
-    "Planning": "lowtide.api.options",
-    "Run": "lowtide.api.options",
-    "Schedule": "lowtide.schedule.base",
-    "Shapes": "lowtide.api.options",
-    "Stage": "lowtide.base.messages",
-    "Status": "lowtide.problems.status",
-    "Step": "lowtide.api.step",
-    "Sweep": "lowtide.remat.sweep",
-    "Task": "lowtide.problems.order",
-    "Training": "lowtide.api.options",
-    "Verification": "lowtide.api.verify",
-    "explain": "lowtide.api.explain",
-    "interpret": "lowtide.api.edge",
-    "frozen_needs": "lowtide.api.load",
-    "load_frozen": "lowtide.api.load",
-    "measure": "lowtide.cost.profiler",
-    "needs": "lowtide.api.needs",
-    "network": "lowtide.api.edge",
-    "optimize": "lowtide.api.optimize",
-    "order": "lowtide.api.engines",
-    "place": "lowtide.api.engines",
-    "plan_edge": "lowtide.api.edge",
+_NAMES = {
+    "api.edge": "interpret network plan_edge",
+    "api.engines": "order place",
+    "api.explain": "Explanation explain",
+    "api.frozen": "Frozen",
+    "api.frozen_file": "FrozenNeeds frozen_needs load_frozen",
+    "api.needs": "Needs needs",
+    "api.optimize": "optimize",
+    "api.options": "Parallel Planning Run Shapes Training",
+    "api.step": "Step",
+    "api.verify": "MeasuredStep Verification",
+    "base.messages": "Stage",
+    "cost.device": "Device",
+    "cost.profiler": "Measurement measure",
+    "edge.graph": "EdgeGraph EdgeNode EdgeTensor",
+    "edge.plan": "EdgePlan Space",
+    "placement.base": "Placement",
+    "plan.plan": "Plan",
+    "problems": "Status",
+    "problems.order": "OrderProblem Task",
+    "problems.placement": "PlaceProblem",
+    "remat.sweep": "Sweep",
+    "schedule.base": "Schedule",
 }
+_MODULES = {name: f"lowtide.{module}" for module, names in _NAMES.items() for name in names.split()}
 _FOLDERS = ("placement", "schedule")  # of the engines: their names are what callers see of them
 
 

@@ -2,7 +2,7 @@
 
     python -m release.tag [--dry-run] [--without-cuda]
 
-The version is that of `lowtide/base/release.py`, the notes are its section of the changelog. Where something is missing, all of it is told
+The version is that of `lowtide/base/__init__.py`, the notes are its section of the changelog. Where something is missing, all of it is told
 and nothing runs. In the clone the changelog's heading gets its date; that commit passes `make test` and `make test-cuda`, is what `make
 wheels` builds, and is tagged. Only then the checkout goes on to it, if it is still as it was; `dist` has the wheels of this version alone.
 Nothing is pushed: `git push --follow-tags` is for a person to say.
@@ -88,7 +88,7 @@ def version_of(root: Path) -> str:
     text = (root / "lowtide" / "base" / "release.py").read_text(encoding="utf-8")
     found = re.search(r'VERSION = "([^"]+)"', text)
     if found is None:
-        raise ValueError('lowtide/base/release.py: expected a line VERSION = "..."')
+        raise ValueError('lowtide/base/__init__.py: expected a line VERSION = "..."')
     return found[1]
 
 
@@ -96,13 +96,13 @@ def missing_in(root: Path) -> Iterator[str]:
     """What keeps this checkout from being released, each in a sentence that says what to do."""
     version = version_of(root)
     if re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version) is None:
-        yield f"version: expected one such as 0.1.0 or 0.2.0rc1, got {version}: change lowtide/base/release.py"
+        yield f"version: expected one such as 0.1.0 or 0.2.0rc1, got {version}: change lowtide/base/__init__.py"
     if changed := _git(root, "status", "--porcelain"):
         yield f"git: expected a clean checkout, got {len(changed.splitlines())} changed files: commit or stash them"
     if (branch := _git(root, "rev-parse", "--abbrev-ref", "HEAD")) != "main":
         yield f"git: expected the branch main, got {branch}: switch to it"
     if _git(root, "tag", "--list", f"v{version}"):
-        yield f"git: the tag v{version} is there already: change lowtide/base/release.py"
+        yield f"git: the tag v{version} is there already: change lowtide/base/__init__.py"
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     if f"## {version}{_LATER}" not in changelog.splitlines():
         yield f"CHANGELOG.md: expected the heading '## {version}{_LATER}': add it"

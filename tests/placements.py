@@ -8,8 +8,8 @@ from itertools import permutations
 
 from hypothesis import strategies as st
 
+from lowtide.problems.files import ids
 from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.placement_csv import ids
 
 
 @st.composite

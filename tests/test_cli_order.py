@@ -20,9 +20,9 @@ from bench.order_files import problem_to_json
 from lowtide.cli import app
 from lowtide.cli.order import search
 from lowtide.cost.memory import simulate
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, Schedule
 from tests.problems import Case, cases
 

@@ -21,9 +21,9 @@ from lowtide.cli import app
 from lowtide.cli.place import search
 from lowtide.placement.base import Placement
 from lowtide.placement.greedy import Greedy
+from lowtide.problems import Status
+from lowtide.problems.files import load_buffers
 from lowtide.problems.placement import PlaceProblem, check_placement
-from lowtide.problems.placement_csv import load_buffers
-from lowtide.problems.status import Status
 from tests.placements import buffers_to_csv, problems
 
 EXAMPLE = Path(__file__).parent / "data" / "place" / "example.12.csv"

@@ -39,7 +39,7 @@ PLACES = {
         "cost/trials.py", "cost/trial_process.py", "runtime", "cpu/comparison.py", "cpu/recipes.py", "cpu/executable.py", "cpu/trial.py",
         "cuda", "edge/aten.py", "regions", "lower", "api", "integrations",
     },
-    "ml_dtypes": {"edge/dtypes.py"},
+    "ml_dtypes": {"edge/graph.py"},
     "onnx": set(),  # asked for where it is needed, by `need`
     "onnxruntime": set(),
     "ortools": set(),  # research asks for it
@@ -52,7 +52,7 @@ PLACES = {
 }  # fmt: skip
 PRIVATE_TORCH = {
     "capture", "cost/trials.py", "cost/trial.py", "cost/operators.py", "cost/profiler.py", "runtime", "regions", "lower",
-    "kernels/recurrent.py",
+    "kernels/layers.py",
 }  # fmt: skip
 
 

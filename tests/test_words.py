@@ -144,7 +144,8 @@ def _long_sentences(paragraph: str) -> list[str]:
 def _public_docstrings() -> Iterator[tuple[str, str]]:
     """Of what `lowtide` exports, and of the public methods of its classes; one paragraph for each argument that is explained."""
     for name in {*lowtide.__all__} - {*lowtide._FOLDERS}:
-        path = ROOT / f"{lowtide._MODULES.get(name, 'lowtide.errors').replace('.', '/')}.py"  # not imported, as torch takes seconds
+        path = ROOT / lowtide._MODULES.get(name, "lowtide.errors").replace(".", "/")  # not imported, as torch takes seconds
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:

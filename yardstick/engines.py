@@ -13,8 +13,8 @@ import numpy as np
 
 from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.auto import place
+from lowtide.problems import Status
 from lowtide.problems.order import Ints
-from lowtide.problems.status import Status
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.bound import TimeBound
 from lowtide.remat.local_moves import LocalMoves

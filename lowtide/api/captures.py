@@ -31,8 +31,7 @@ from lowtide.ir.graph import Node
 from lowtide.ir.result_specs import Really, Results, differ
 from lowtide.ir.shapes.dimension import FIXED, Varying
 from lowtide.runtime.caller import Caller
-from lowtide.runtime.caller_state import CallerState, Reads
-from lowtide.runtime.premises import Premises, first_difference
+from lowtide.runtime.premises import CallerState, Premises, Reads, first_difference
 from lowtide.runtime.ranks import ALONE, SinglePeer
 
 
@@ -110,28 +109,25 @@ class Captures:
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
         own = methods_of((self.model,)), containers_of((self.model,))
         with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1], *objects_of((self.model,))]):
-            return self._as_it_is(args, kwargs, laboratory)
-
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[CapturedStep, ...], Premises]:
-        first: tuple[CapturedStep, ...] | None = None
-        for _ in range(2):
-            before = CallerState(self.caller).locations
-            captured = self.programs(args, kwargs, laboratory)
-            reads = Reads(frozenset().union(*(each.read for each in captured)))
-            change = captured[-1].counted or first_difference(reads.of(before), reads.of(CallerState(self.caller).locations))
-            if not change:
-                if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
-                    called = "loss(model, *batch)" if self.trains else "the model"
-                    raise CaptureError(
-                        f"the program computes something else when it runs for the first time ({otherwise}), and what is captured would "
-                        f"not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
-                    )
-                premises = Premises(self.caller, reads, captured[-1].beside)
-                for place in premises.unwatched:
-                    warn_once(place, f"{place}: {_UNWATCHED}")
-                return captured, premises
-            first = captured
-        raise CaptureError(changed_each_time(change))
+            first: tuple[CapturedStep, ...] | None = None
+            for _ in range(2):
+                before = CallerState(self.caller).locations
+                captured = self.programs(args, kwargs, laboratory)
+                reads = Reads(frozenset().union(*(each.read for each in captured)))
+                change = captured[-1].counted or first_difference(reads.of(before), reads.of(CallerState(self.caller).locations))
+                if not change:
+                    if first is not None and (otherwise := next(filter(None, map(difference, first, captured)), "")):
+                        called = "loss(model, *batch)" if self.trains else "the model"
+                        raise CaptureError(
+                            f"the program computes something else when it runs for the first time ({otherwise}), and what is captured "
+                            f"would not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
+                        )
+                    premises = Premises(self.caller, reads, captured[-1].beside)
+                    for place in premises.unwatched:
+                        warn_once(place, f"{place}: {_UNWATCHED}")
+                    return captured, premises
+                first = captured
+            raise CaptureError(changed_each_time(change))
 
     def again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory, like: CapturedStep | None = None
@@ -140,13 +136,10 @@ class Captures:
         given = Given(args, kwargs, self.device, self.varying)
         leaves, numbers = (False, ()) if like is None else (bool(like.outputs.words), like.numbers)
         with knowing(KnownKernels(laboratory)), standing_in(self.device, self.machine):
-            if self.program is None:
-                return capture_inference(self.model, given, put_back=True, leaves=leaves, numbers=numbers)
-            return capture_training(self.program, given, put_back=True, leaves=leaves, numbers=numbers)[0]
+            return self._recorded(given, put_back=True, leaves=leaves, numbers=numbers)[0]
 
     def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[CapturedStep, ...]:
         """One program for each state of the optimizer's; the last is what most steps run."""
-
         given = Given(args, kwargs, self.device, self.varying)
         with self.stages.stage("capture", "capturing the program"), standing_in(self.device, self.machine):
             believed = BelievedKernels(laboratory)
@@ -192,8 +185,9 @@ class Captures:
     def _once(self, given: Given, really: Really) -> tuple[CapturedStep, ...]:
         numbers = tuple(self.varying_numbers)
         with knowing(really):
-            if self.program is None:
-                captured: tuple[CapturedStep, ...] = (capture_inference(self.model, given, numbers=numbers),)
-            else:
-                captured = capture_training(self.program, given, numbers=numbers)
-        return tuple(replace(each, numbers=numbers) for each in captured)
+            return tuple(replace(each, numbers=numbers) for each in self._recorded(given, numbers=numbers))
+
+    def _recorded(self, given: Given, **how: Any) -> tuple[CapturedStep, ...]:
+        if self.program is None:
+            return (capture_inference(self.model, given, **how),)
+        return capture_training(self.program, given, **how)

@@ -11,9 +11,8 @@ from lowtide.base.messages import bytes_text
 from lowtide.edge.cuts import with_inputs_outside
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret as interpret  # `lowtide.interpret` is found here
-from lowtide.edge.needs import misfit, of_any_size
 from lowtide.edge.plan import EdgePlan, Space
-from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve, solve_cut, with_cut_parts
+from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, misfit, of_any_size, solve, solve_cut, with_cut_parts
 from lowtide.errors import BudgetError, FormatError
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ import os
 from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.base import Placement, Placer
 from lowtide.placement.base import limited as limited_placer
+from lowtide.problems.files import load_buffers, load_problem
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import load_problem
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import load_buffers
 from lowtide.schedule import Auto, Schedule, Solver, schedule
 from lowtide.schedule.base import limited
 
@@ -24,7 +23,7 @@ def order(
 ) -> Schedule:
     """An order of `problem` of least peak memory, with a proven lower bound: what `lowtide order` prints.
 
-    problem: what to order, or the path of a JSON file that holds it, in either form of `lowtide.problems.order_json`.
+    problem: what to order, or the path of a JSON file that holds it, in either form of `lowtide.problems.files`.
     solver: how to find the order, a value like `lowtide.schedule.ReadyList()`; `Auto()` where left out.
     max_states: the solver's effort, in its own states: the same on every machine.
     max_seconds: a cap on its time, for when effort was guessed too high; an answer that it cuts short depends on the machine.
@@ -48,7 +47,7 @@ def place(
 ) -> Placement:
     """Offsets for the buffers of `problem` in the smallest arena, with a proven lower bound: what `lowtide place` prints.
 
-    problem: what to place, or the path of a CSV file that holds it, as in `lowtide.problems.placement_csv`.
+    problem: what to place, or the path of a CSV file that holds it, as in `lowtide.problems.files`.
     solver: how to find the offsets, a value like `lowtide.placement.Exact()`; `Auto()` where left out.
     capacity_bytes: asks for any placement within so many bytes instead; whether there is one is the answer's `status`.
     max_nodes: the solver's effort, in its own nodes: the same on every machine.

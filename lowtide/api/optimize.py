@@ -9,15 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import (
-    check_kernels,
-    check_memories,
-    checked_optimizer,
-    device_of,
-    lies_on_host,
-    warn_of_gradients_let_go,
-    warn_of_nowhere_to_swap,
-)
+from lowtide.api import arguments
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import AUTO, check_uncut, met_so_far, varying_of
@@ -145,7 +137,7 @@ def optimize(
         model, parallel.group, parallel.shard, trains=loss is not None, varies=varies, policy=shapes.on_new_shape
     )
     model = group_setup.model
-    trained = checked_optimizer(model, loss, optimizer, training, run, varies=varies, together=together)
+    trained = arguments.checked_optimizer(model, loss, optimizer, training, run, varies=varies, together=together)
     if plan is not None and (memory is not None or latency is not None):
         raise TypeError("plan: a saved plan keeps to the limit that it was made for; leave out `memory` and `latency`, or `plan`")
     saved, ranged = loaded(plan, dynamic)
@@ -157,21 +149,21 @@ def optimize(
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     machine = planning.machine
-    target = device_of(model, planning.device, machine)
-    check_memories(limit, target, machine, swap=run.swap, varies=varies)
+    target = arguments.device_of(model, planning.device, machine)
+    arguments.check_memories(limit, target, machine, swap=run.swap, varies=varies)
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
     program = None
     if loss is not None and trained is not None:
         around = group_setup.wrapper, counters_of(optimizer), run.kernels == "compiled"  # which fuses the operators of single tensors
-        between_steps = lies_on_host(run, target, machine is not None)
+        between_steps = arguments.lies_on_host(run, target, machine is not None)
         program = TrainingProgram(
             model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around, between_steps
         )
-    warn_of_nowhere_to_swap(run, target, machine is not None)
+    arguments.warn_of_nowhere_to_swap(run, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
     tries = not on_meta if planning.workspaces is None else planning.workspaces
-    check_kernels(run.kernels, exact, varies=varies, tries=tries and not obstacle)
+    arguments.check_kernels(run.kernels, exact, varies=varies, tries=tries and not obstacle)
     wish = GraphWish("never" if obstacle else run.graph, target, varies, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
     settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts)
@@ -186,7 +178,7 @@ def optimize(
     with group_setup.sharded_during_capture(runs=not obstacle):
         family = maker.make(args, kwargs, as_saved=saved is not None)
     if trained is not None:
-        warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)
+        arguments.warn_of_gradients_let_go(model, trained, family.variants[-1].captured.trained)
 
     wish.check(family.variants[-1])
 

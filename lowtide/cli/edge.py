@@ -16,10 +16,9 @@ from rich.text import Text
 from lowtide.api.edge import plan_edge
 from lowtide.base.files import write_whole
 from lowtide.base.messages import bytes_text, time_text
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_answer
+from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, printable, refuse, short_name, write_answer
 from lowtide.cli.solvers import facts_table
-from lowtide.edge.output import to_header, to_json
-from lowtide.edge.page import to_page
+from lowtide.edge.output import to_header, to_json, to_page
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Space
 from lowtide.errors import BudgetError, FormatError, LowtideError
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _DOES_NOT_FIT = 3
 _SHOWN = 8  # blocks of the fullest step
-_NAME_LENGTH = 60  # characters
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -104,7 +102,7 @@ def edge_command(
     inputs_outside: Annotated[
         bool, typer.Option("--inputs-outside", help="inputs are read where the caller has them, and lie in no memory")
     ] = False,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the plan; - for standard output alone")] = None,
+    json_out: JsonOut = None,
     header: Annotated[str | None, typer.Option(metavar="OUT.h", help="write the offsets as a C header")] = None,
     page: Annotated[str | None, typer.Option(metavar="OUT.html", help="write a page with a lane for each memory")] = None,
 ) -> None:
@@ -193,13 +191,13 @@ def _fullest(plan: EdgePlan) -> Table:
     alive = [_alive(plan, step) for step in range(len(plan.order))]
     step = max(range(len(alive)), key=lambda each: sum(block.size_bytes for block in alive[each]))
     node = plan.graph.nodes[plan.order[step]]
-    title = Text(f"most bytes alive at step {step} of {len(alive)}: {_short(f'{node.kind} {node.name}')}")
+    title = Text(f"most bytes alive at step {step} of {len(alive)}: {short_name(f'{node.kind} {node.name}')}")
     table = Table(
         "tensor", "memory", *(Column(label, justify="right") for label in ("bytes", "offset", "from step", "to step")), title=title
     )
     table.title_justify, table.title_style = "left", ""
     for block in alive[step][:_SHOWN]:
-        name = _short(plan.graph.tensors[block.tensors[0]].name) if block.tensors else "workspace"
+        name = short_name(plan.graph.tensors[block.tensors[0]].name) if block.tensors else "workspace"
         figures = (f"{block.size_bytes:,}", f"{block.offset_bytes:,}", str(block.start), str(block.end - 1))
         table.add_row(Text(name), plan.spaces[block.space].name, *figures)
     if len(alive[step]) > _SHOWN:
@@ -209,7 +207,3 @@ def _fullest(plan: EdgePlan) -> Table:
 
 def _alive(plan: EdgePlan, step: int) -> list[EdgeBlock]:
     return sorted((block for block in plan.blocks if block.start <= step < block.end), key=lambda block: -block.size_bytes)
-
-
-def _short(text: str) -> str:
-    return shortened(printable(text), _NAME_LENGTH)

@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
+from lowtide.cli import output
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refusals, refuse, say, write_json
 from lowtide.cost.device import Device
 from lowtide.cost.presets import PRESETS
-from lowtide.errors import LowtideError
 
 if TYPE_CHECKING:
     from lowtide.api.needs import Needs
@@ -33,9 +33,9 @@ def needs_command(
     dtype: Annotated[str | None, typer.Option(help="amp (float32 weights, bfloat16 autocast; the default), bfloat16 or float32")] = None,
     cards: Annotated[str | None, typer.Option(help="names that `lowtide devices` lists, with commas between")] = None,
     memory: Annotated[str | None, typer.Option(metavar="host=AMOUNT", help="what copies may pin of the host: host=48GiB")] = None,
-    swap: Annotated[bool, typer.Option(help="let tensors go to the host and back")] = True,
-    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
+    swap: output.Swap = True,
+    state: output.State = "device",
+    json_out: output.JsonOut = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="write a page")] = None,
 ) -> None:
     """Say what a model needs: by card, whether it fits, how, and how long a step takes. Nothing is run, and no GPU is needed.
@@ -53,7 +53,7 @@ def needs_command(
     from lowtide.cost.presets import CARDS
     from lowtide.integrations.architectures import Setting, named_model
 
-    try:
+    with refusals(TypeError, ValueError):
         check_targets({"--json": json_out, "--html": html})
         with prints_aside(json_out):
             if ":" in model:
@@ -79,21 +79,17 @@ def needs_command(
             from lowtide.report.page import needs_page
 
             write_whole(html, needs_page(title, answer.headline, answer.kinds, answer.rows(), answer.assumed))
-    except (LowtideError, OSError, TypeError, ValueError) as error:
-        refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(title, answer)
 
 
 def _say_of_file(path: str, json_out: str | None) -> None:
-    from lowtide.api.load import frozen_needs
+    from lowtide.api.frozen_file import frozen_needs
 
-    try:
+    with refusals():
         needs = frozen_needs(path)
         if json_out is not None:
             write_json(json_out, asdict(needs))
-    except (LowtideError, OSError) as error:
-        refuse(error)
     if json_out != STANDARD_OUTPUT:
         say(f"{path} {needs}")
 
@@ -115,16 +111,14 @@ def _show(title: str, answer: Needs) -> None:
 
 def devices_command(
     measure: Annotated[bool, typer.Option(help="measure this machine, or read what was measured before")] = True,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
+    json_out: output.JsonOut = None,
 ) -> None:
     """List machines as numbers: rates that their makers state, and those that this machine reaches."""
-    try:
+    with refusals():
         check_targets({"--json": json_out})
         devices = [*(_measured() if measure else []), *PRESETS]
         if json_out is not None:
             write_json(json_out, {device.name: _figures(device) for device in devices})
-    except (LowtideError, OSError) as error:
-        refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show_devices(devices)
 
@@ -135,21 +129,15 @@ def _measured() -> list[Device]:
     return devices_here()
 
 
+_FIGURES = (
+    "bandwidth_bytes_per_s", "to_host_bytes_per_s", "from_host_bytes_per_s", "can_swap", "launch_us", "issue_us", "half_flops",
+    "efficiency", "granule_bytes", "memory_bytes",
+)  # fmt: skip
+
+
 def _figures(device: Device) -> dict[str, Any]:
-    return {
-        "float32_flops_per_s": device.flops_per_s["float32"],
-        "bfloat16_flops_per_s": device.flops_per_s["bfloat16"],
-        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-        "to_host_bytes_per_s": device.to_host_bytes_per_s,
-        "from_host_bytes_per_s": device.from_host_bytes_per_s,
-        "can_swap": device.can_swap,
-        "launch_us": device.launch_us,
-        "issue_us": device.issue_us,
-        "half_flops": device.half_flops,
-        "efficiency": device.efficiency,
-        "granule_bytes": device.granule_bytes,
-        "memory_bytes": device.memory_bytes,
-    }
+    rates = {f"{dtype}_flops_per_s": device.flops_per_s[dtype] for dtype in ("float32", "bfloat16")}
+    return rates | {name: getattr(device, name) for name in _FIGURES}
 
 
 _UNITS = """matrix products in TFLOP/s; memory and the link to the host, each way, in GB/s; launch in microseconds

@@ -16,9 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
-from lowtide.cli.output import STANDARD_OUTPUT, STATE, check_targets, memory_limits, prints_aside, refuse, say, write_json
-from lowtide.errors import LowtideError
-from lowtide.plan.summary import alike_at, bytes_text, snapshot_line
+from lowtide.base.messages import bytes_text
+from lowtide.cli import output
+from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refusals, refuse, say, write_json
+from lowtide.plan.summary import alike_at, snapshot_line
 
 if TYPE_CHECKING:
     from lowtide.api.compare import Comparison, Workload
@@ -32,7 +33,7 @@ _TENSORS = 10  # lines of the table
 
 def optimize_command(
     spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
-    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
+    batch_size: output.BatchSize = None,
     memory: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="the most the step may take: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB")
     ] = None,
@@ -41,22 +42,20 @@ def optimize_command(
     kernels: Annotated[
         str, typer.Option(metavar="KIND", help="auto, eager (torch's), or with --no-exact compiled: norms, activations and updates")
     ] = "auto",
-    swap: Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")] = True,
-    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
+    swap: output.Swap = True,
+    state: output.State = "device",
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look under a limit: quick, normal or thorough")] = "normal",
-    dynamic: Annotated[
-        str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'; or auto')
-    ] = None,
+    dynamic: output.Dynamic = None,
     arena: Annotated[bool, typer.Option("--arena", help="serve the step's memory from one block, at planned addresses")] = False,
     device: Annotated[str | None, typer.Option(help="with --simulate: the machine, of those that `lowtide devices` lists")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="plan for --device in place of this machine; nothing is run")] = False,
-    on: Annotated[str | None, typer.Option(help="with --fake: the device to be followed on, cpu by default; cuda needs no GPU")] = None,
+    on: output.FollowedOn = None,
     fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": planned without memory, nothing run')] = False,
     measure: Annotated[bool, typer.Option(help="run eager PyTorch and lowtide and measure both")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="timed steps of each")] = 5,
     save: Annotated[Path | None, typer.Option(help="write the plan here, as JSON")] = None,
     program: Annotated[Path | None, typer.Option(help="write the generated program here")] = None,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
+    json_out: output.JsonOut = None,
 ) -> None:
     """Capture a training step, order it for the least peak, and show what that gains."""
     # These import torch, which takes seconds: other commands do without it.
@@ -70,17 +69,15 @@ def optimize_command(
     limits = memory_limits(memory)
     if simulate != (device is not None):
         refuse("--device and --simulate: expected both, to plan for another machine, or neither")
-    try:
+    with refusals(ValueError):
         _check_limits(limits, latency, effort)
         machine = None if device is None else preset(device, "--device")
-    except ValueError as error:
-        refuse(error)
     try:
         check_kernels(Run(kernels=kernels).kernels, exact, varies=dynamic is not None, tries=not fake and machine is None)
     except ValueError as error:
         refuse(f"--{error}")
     shapes, planning = Shapes(dynamic=dynamic_of(dynamic)), Planning(effort=effort, device=on, simulate=machine)
-    try:
+    with refusals(ValueError):
         run = Run(kernels=kernels, arena="always" if arena else "never", swap=swap, state=state)
         check_targets({"--save": save, "--program": program, "--json": json_out})
         with prints_aside(json_out):
@@ -106,8 +103,6 @@ def optimize_command(
             write_whole(program, step.source)
         if json_out is not None:
             write_json(json_out, _figures(step, compared))
-    except (LowtideError, OSError, ValueError) as error:
-        refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show(step, compared)
 
@@ -152,21 +147,19 @@ def _figures(step: Step, compared: Comparison | None) -> dict[str, Any]:
 
 def explain_command(
     spec: Annotated[str, typer.Argument(help="module:function, which returns (model, batch, loss, optimizer)")],
-    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
-    on: Annotated[str | None, typer.Option(help="with --fake: the device to be followed on, cpu by default; cuda needs no GPU")] = None,
+    batch_size: output.BatchSize = None,
+    on: output.FollowedOn = None,
     fake: Annotated[bool, typer.Option("--fake", help='call the function with device="meta": the model takes no memory')] = False,
     memory: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="what it is to fit in: 8GiB, 60% of its own peak, or cuda=24GiB,host=48GiB")
     ] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="micro-batches")] = 1,
     device: Annotated[str | None, typer.Option(help="the machine, of those that `lowtide devices` lists; this one by default")] = None,
-    swap: Annotated[bool, typer.Option(help="let tensors go to the host and back, where the machine has memory of its own")] = True,
-    state: Annotated[str, typer.Option(metavar="PLACE", help=STATE)] = "device",
+    swap: output.Swap = True,
+    state: output.State = "device",
     effort: Annotated[str, typer.Option(metavar="LEVEL", help="how far to look: quick, normal or thorough")] = "quick",
-    dynamic: Annotated[
-        str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'')
-    ] = None,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write it all as JSON; - for standard output")] = None,
+    dynamic: output.Dynamic = None,
+    json_out: output.JsonOut = None,
 ) -> None:
     """Say why a training step does not fit, and what would help, without running it."""
     # These import torch, which takes seconds: other commands do without it.
@@ -174,7 +167,7 @@ def explain_command(
     from lowtide.api.options import Planning, Run, Shapes, Training
     from lowtide.cli.workload import builder, dynamic_of, users_code
 
-    try:
+    with refusals(TypeError, ValueError):
         check_targets({"--json": json_out})
         with prints_aside(json_out):
             work = builder(spec, batch_size, fake)()
@@ -192,8 +185,6 @@ def explain_command(
                 )
         if json_out is not None:
             write_json(json_out, explanation.figures())
-    except (LowtideError, OSError, TypeError, ValueError) as error:
-        refuse(error)
     if json_out != STANDARD_OUTPUT:
         _show_explanation(explanation)
 
@@ -228,20 +219,20 @@ def _tensors(peak: Snapshot) -> Table:
 def compile_command(
     spec: Annotated[str, typer.Argument(help="model.py:function, which returns (model, batch), the model in eval mode")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="where the function goes, such as model.lowtide")],
-    batch_size: Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")] = None,
-    json_out: Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the figures as JSON; - for standard output")] = None,
+    batch_size: output.BatchSize = None,
+    json_out: output.JsonOut = None,
 ) -> None:
     """Generate kernels for inference on a CPU, and write the function with its weights to a file for `lowtide.load_frozen`.
 
     The file is read again, run on the batch, and compared with eager's result and float64's.
     """
     # These import torch, which takes seconds: other commands do without it.
-    from lowtide.api.load import frozen_needs, load_frozen
+    from lowtide.api.frozen_file import frozen_needs, load_frozen
     from lowtide.api.optimize import optimize
     from lowtide.capture.batches import positional_and_keyword
     from lowtide.cli.workload import builder, users_code
 
-    try:
+    with refusals(ValueError):
         check_targets({"--out": out, "--json": json_out})
         with prints_aside(json_out):
             work = builder(spec, batch_size, fake=False)()
@@ -256,8 +247,6 @@ def compile_command(
         if json_out is not None:
             deviations = {"deviation": verification.worst.from_eager, "eagers_own": verification.worst.eagers_own}
             write_json(json_out, asdict(needs) | deviations)
-    except (LowtideError, OSError, ValueError) as error:
-        refuse(error)
     if json_out != STANDARD_OUTPUT:
         typer.echo(f"{out} {needs}")
         typer.echo(verification)

@@ -13,15 +13,14 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from lowtide.base.messages import bytes_text
 from lowtide.cli.exit import INTERRUPTED
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, printable, refuse, shortened, write_json
-from lowtide.cli.solvers import SOLVERS, JsonAnswer, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
+from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, refusals, short_name, write_json
+from lowtide.cli.solvers import SOLVERS, MaxSeconds, facts_table, gap_text, parse_solver, until_interrupted
 from lowtide.cost.memory import Footprint, simulate
-from lowtide.errors import LowtideError
-from lowtide.plan.summary import bytes_text
+from lowtide.problems import Status
+from lowtide.problems.files import Loaded, load_with_positions
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import Loaded, load_with_positions
-from lowtide.problems.status import Status
 from lowtide.schedule import Auto, ProgramOrder, ReadyList, ReversePostOrder, Schedule, Solver, answers, schedule
 from lowtide.schedule.auto import warm_up
 from lowtide.schedule.base import limited
@@ -67,7 +66,6 @@ def _interrupted_text(answer: Schedule) -> str:
 
 
 _SHOWN = 8  # tensors at the peak
-_NAME_LENGTH = 60  # characters
 
 
 def show(console: Console, problem: OrderProblem, outcome: OrderOutcome) -> None:
@@ -107,7 +105,7 @@ def _peak(problem: OrderProblem, footprint: Footprint, best: Schedule) -> Table:
     node = best.order[step]
     alive = np.flatnonzero((start <= step) & (step < end) & (problem.tensor_bytes > 0))
     largest = alive[np.lexsort((start[alive], -problem.tensor_bytes[alive]))]
-    title = Text.assemble(f"at the peak, step {step} of {problem.node_count}: ", _name(problem.names[node]))
+    title = Text.assemble(f"at the peak, step {step} of {problem.node_count}: ", Text(short_name(problem.names[node])))
     table = Table("tensor of", *(Column(label, justify="right") for label in ("bytes", "from step", "to step")), title=title)
     table.title_justify, table.title_style = "left", ""
     for tensor in largest[:_SHOWN].tolist():
@@ -129,11 +127,7 @@ def _made_by(problem: OrderProblem, tensor: int) -> Text:
         return Text(f"tensor {tensor}, there from the start")
     outputs = problem.outputs_of
     position = tensor if outputs.ptr[node + 1] - outputs.ptr[node] > 1 else None
-    return _name(problem.names[node]) + Text("" if position is None else f", tensor {position}")
-
-
-def _name(name: str) -> Text:
-    return Text(shortened(printable(name), _NAME_LENGTH))
+    return Text(short_name(problem.names[node])) + Text("" if position is None else f", tensor {position}")
 
 
 def _saving(simple: Schedule, best: Schedule) -> str:
@@ -155,10 +149,10 @@ def order_command(
         int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_states; the same on every machine")
     ] = None,
     seconds: MaxSeconds = None,
-    json_out: JsonAnswer = None,
+    json_out: JsonOut = None,
 ) -> None:
     """Order the nodes of a graph for the least peak memory. An interrupt (Ctrl-C) prints the best order so far."""
-    try:
+    with refusals():  # of an import, too: a solver may need what is not installed, and says how to get it
         check_targets({"--json": json_out}, graph)
         chosen = limited(Auto() if solver is None else parse_solver(solver), max_states=states, max_seconds=seconds)
         loaded = load_with_positions(graph)
@@ -167,8 +161,6 @@ def order_command(
             show(Console(), loaded.problem, outcome)
         if json_out is not None:
             write_json(json_out, figures(loaded, outcome))
-    except (LowtideError, OSError, ImportError) as error:  # a solver may need what is not installed, and says how to get it
-        refuse(error)
     if outcome.interrupted:
         typer.echo("lowtide: interrupted: this is the best order so far", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What all commands say alike: figures as JSON, sizes, refusals in one line, and what may be written where."""
+"""What all commands take and say alike: options, figures as JSON, sizes, refusals in one line, and what may be written where."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
 from lowtide.base.files import check_writable, write_whole
+from lowtide.base.messages import bytes_text
 from lowtide.cli.exit import CLOSED_PIPE, REFUSED, output_is_closed
-from lowtide.errors import FormatError
-from lowtide.plan.summary import bytes_text
+from lowtide.errors import FormatError, LowtideError
 
 STANDARD_OUTPUT = "-"
-# What --state means, where a command has it.
-STATE = "where parameters and optimizer state lie: device; swap, they may go within a step; host, the optimizer's lies there between steps"
-_LONGEST_LINE = 2000
+_LONGEST_LINE, _NAME_LENGTH = 2000, 60  # characters
+
+# Options that several commands have.
+JsonOut: TypeAlias = Annotated[str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output")]
+BatchSize: TypeAlias = Annotated[int | None, typer.Option(min=1, help="call the function with this batch_size")]
+Dynamic: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="JSON", help='extents that vary, by argument and dimension: \'{"0": {"0": [2, 64]}}\'; or auto')
+]
+FollowedOn: TypeAlias = Annotated[str | None, typer.Option(help="with --fake: the device to be followed on; cuda needs no GPU")]
+Swap: TypeAlias = Annotated[bool, typer.Option(help="under a limit, let tensors go to the host and back, where there is one to swap to")]
+_STATE = "where parameters and optimizer state lie: device; swap, they may go within a step; host, the optimizer's lies there between steps"
+State: TypeAlias = Annotated[str, typer.Option(metavar="PLACE", help=_STATE)]
 
 
 def write_json(target: str, figures: Mapping[str, Any]) -> None:
@@ -117,6 +126,16 @@ def exact_bytes(nbytes: int) -> str:
     return bytes_text(nbytes) if nbytes < 1024 else f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
 
 
+@contextmanager
+def refusals(*more: type[Exception]) -> Iterator[None]:
+    """What is refused in here, or cannot be read, written or imported, ends the command in one line; and `more` kinds of errors."""
+    kinds: tuple[type[Exception], ...] = (LowtideError, OSError, ImportError, *more)
+    try:
+        yield
+    except kinds as error:
+        refuse(error)
+
+
 def refuse(error: object, *lines: str) -> NoReturn:
     """One clear line on standard error, perhaps lines that say where, and exit code 2. Of a closed standard output nothing is said."""
     if isinstance(error, BrokenPipeError) and output_is_closed():
@@ -135,6 +154,11 @@ def printable(text: str) -> str:
 def shortened(text: str, longest: int) -> str:
     """The start and the end of a text of more than `longest` characters."""
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 4 :]}"
+
+
+def short_name(name: str) -> str:
+    """A name from outside, for a cell of a table."""
+    return shortened(printable(name), _NAME_LENGTH)
 
 
 def _text(error: object) -> str:

@@ -16,18 +16,17 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from lowtide.base.messages import bytes_text
 from lowtide.cli.exit import INTERRUPTED
-from lowtide.cli.output import STANDARD_OUTPUT, check_targets, exact_bytes, refuse, write_answer, write_json
-from lowtide.cli.solvers import PLACERS, JsonAnswer, MaxSeconds, facts_table, gap_text, parse_placer, until_interrupted
-from lowtide.errors import LowtideError
+from lowtide.cli.output import STANDARD_OUTPUT, JsonOut, check_targets, exact_bytes, refusals, write_answer, write_json
+from lowtide.cli.solvers import PLACERS, MaxSeconds, facts_table, gap_text, parse_placer, until_interrupted
 from lowtide.placement.auto import Auto
 from lowtide.placement.base import Placement, Placer, answers, limited, warm_up
 from lowtide.placement.greedy import Greedy
 from lowtide.placement.picture import check_picture, draw
-from lowtide.plan.summary import bytes_text
+from lowtide.problems import Status
+from lowtide.problems.files import ids, load_buffers, offsets_to_csv, save_offsets
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import ids, load_buffers, offsets_to_csv, save_offsets
-from lowtide.problems.status import Status
 
 SIMPLE: Mapping[str, Greedy] = {"first fit, as they start": Greedy("start"), "first fit, by size": Greedy("size")}
 _HURRIED_SECONDS = 0.2  # for both of them together, where the search was to end soon
@@ -135,7 +134,7 @@ def place_command(
         int | None, typer.Option(min=1, max=2**63 - 1, help="effort: the solver's max_nodes; the same on every machine")
     ] = None,
     seconds: MaxSeconds = None,
-    json_out: JsonAnswer = None,
+    json_out: JsonOut = None,
     output: Annotated[
         str | None,
         typer.Option(metavar="OFFSETS.csv", help="write id,lower,upper,size,offset where the buffers fit; - for standard output alone"),
@@ -143,7 +142,7 @@ def place_command(
     plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="draw addresses over time; .svg and .pdf too")] = None,
 ) -> None:
     """Give buffers addresses in the smallest arena. An interrupt (Ctrl-C) prints the best so far; what does not fit has exit code 3."""
-    try:
+    with refusals():  # of an import, too: a solver may need what is not installed, and says how to get it
         check_targets({"--json": json_out, "--output": output, "--plot": plot}, buffers)
         if plot is not None:
             check_picture(plot)
@@ -151,8 +150,6 @@ def place_command(
         problem = load_buffers(buffers, align_bytes=align)
         outcome = search(problem, chosen, capacity)
         _write(problem, outcome, json_out, output, plot)
-    except (LowtideError, OSError, ImportError) as error:  # a solver may need what is not installed, and says how to get it
-        refuse(error)
     if not outcome.best.fits:
         typer.echo(f"lowtide: {reason(outcome)}", err=True)
     if outcome.interrupted:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lowtide.base.messages import bytes_text
 from lowtide.base.solver_text import SolverFamily, named, parse
 from lowtide.cli.exit import interruptible
 from lowtide.errors import FormatError
@@ -28,7 +29,6 @@ from lowtide.placement.auto import Auto as AutoPlacer
 from lowtide.placement.base import Placer
 from lowtide.placement.exact import Exact as ExactPlacer
 from lowtide.placement.greedy import Greedy, Portfolio
-from lowtide.plan.summary import bytes_text
 from lowtide.schedule.auto import Auto
 from lowtide.schedule.base import Solver
 from lowtide.schedule.beam import Beam
@@ -40,9 +40,6 @@ from lowtide.schedule.repair import Repair
 S = TypeVar("S")
 SOLVERS: Mapping[str, type[Solver]] = named([Auto, Exact, Repair, Beam, Best, ReadyList, ReversePostOrder, ProgramOrder])
 PLACERS: Mapping[str, type[Placer]] = named([AutoPlacer, ExactPlacer, Portfolio, Greedy])
-JsonAnswer: TypeAlias = Annotated[
-    str | None, typer.Option("--json", metavar="OUT", help="write the answer as JSON; - for standard output alone")
-]
 MaxSeconds: TypeAlias = Annotated[float | None, typer.Option(help="a cap on time: the solver's max_seconds")]
 _NONE_OFFERED = "the papers' own methods come with lowtide-research, which is not installed: pip install -e ./research in a checkout"
 

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from lowtide.base import VERSION
 from lowtide.base.messages import warn
-from lowtide.base.release import VERSION
 from lowtide.cost import trial
 from lowtide.cost.cache import Cache
 from lowtide.cost.trials import Makers, Trials, argument_bytes, makers_of, recipe, signature
@@ -208,7 +208,8 @@ class Laboratory:
 
     def _shelf(self, device: str) -> _Shelf:
         if device not in self._shelves:
-            self._shelves[device] = _Shelf.of(self.circumstances(device) if self.remember and _is_here(device) else None)
+            is_here = not trial.on_gpu(device) or torch.cuda.is_available()
+            self._shelves[device] = _Shelf.of(self.circumstances(device) if self.remember and is_here else None)
         return self._shelves[device]
 
     def _tell(self) -> None:
@@ -282,10 +283,6 @@ def _fit(call: Call) -> None:
     limit = trial.free_bytes(call.device) // _SHARE_OF_FREE
     if needed > limit:
         raise MemoryError(f"arguments and results take {needed} bytes, a call to be tried may take {limit}, a quarter of what is free now")
-
-
-def _is_here(device: str) -> bool:
-    return not trial.on_gpu(device) or torch.cuda.is_available()
 
 
 def device_of(node: Node) -> str:

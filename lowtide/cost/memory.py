@@ -107,19 +107,9 @@ def simulate(problem: OrderProblem, order: ArrayLike) -> Footprint:
     """Plays an order of node indices through the problem, in O(n + edges). Raises CheckError unless it is a topological order."""
     steps = checked_order(problem, order)
     footprint_bytes, reuses, start, end = _play(
-        steps,
-        *problem.reads,
-        *problem.outputs_of,
-        *problem.takes,
-        problem.take_slots,
-        problem.take_output,
-        problem.tensor_bytes,
-        problem.made_bytes,
-        problem.workspace_bytes,
-        problem.uses,
-        problem.kept,
-        problem.start_bytes,
-    )
+        steps, *problem.reads, *problem.outputs_of, *problem.takes, problem.take_slots, problem.take_output, problem.tensor_bytes,
+        problem.made_bytes, problem.workspace_bytes, problem.uses, problem.kept, problem.start_bytes,
+    )  # fmt: skip
     footprint_bytes += problem.resident_bytes
     peak_step = int(footprint_bytes.argmax()) if len(steps) else -1
     peak_bytes = int(footprint_bytes[peak_step]) if len(steps) else problem.resident_bytes + problem.start_bytes
@@ -257,22 +247,9 @@ def _first_misplaced(order: Any, pred_ptr: Any, pred_ids: Any) -> int:
 
 @kernel
 def _play(
-    order: Any,
-    read_ptr: Any,
-    read_ids: Any,
-    made_ptr: Any,
-    made_ids: Any,
-    take_ptr: Any,
-    take_ids: Any,
-    take_slots: Any,
-    take_output: Any,
-    tensor_bytes: Any,
-    made_bytes: Any,
-    workspace_bytes: Any,
-    uses: Any,
-    kept: Any,
-    start_bytes: Any,
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    order: Any, read_ptr: Any, read_ids: Any, made_ptr: Any, made_ids: Any, take_ptr: Any, take_ids: Any, take_slots: Any,
+    take_output: Any, tensor_bytes: Any, made_bytes: Any, workspace_bytes: Any, uses: Any, kept: Any, start_bytes: Any,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
     """Footprint by step without what is resident, reuses by node, and start and end by tensor."""
     n, m = len(order), len(tensor_bytes)
     footprint_bytes, reuses = np.empty(n, np.int64), np.full(n, -1, np.int32)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from lowtide.base.release import VERSION
+from lowtide.base import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.sizes import ITEM_BYTES, reach

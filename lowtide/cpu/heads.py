@@ -173,9 +173,7 @@ def _convolution(staging: Staging, node: Node) -> Head:
 
 
 def _transformed(staging: Staging, node: Node, transform: Transform, padding: tuple[int, int]) -> Head:
-    a, weight, bias = node.args[:3]
-    a = of_kind(Value, a)
-    weight = of_kind(Value, weight)
+    a, weight, bias = of_kind(Value, node.args[0]), of_kind(Value, node.args[1]), node.args[2]
     result, layout = _result(node)
     image = _image(staging, a)
 
@@ -204,9 +202,7 @@ def _padded(staging: Staging, value: Value, padding: tuple[int, int]) -> Layout:
 
 
 def _depthwise(staging: Staging, node: Node, geometry: Geometry) -> Head:
-    a, weight, bias = node.args[:3]
-    a = of_kind(Value, a)
-    weight = of_kind(Value, weight)
+    a, weight, bias = of_kind(Value, node.args[0]), of_kind(Value, node.args[1]), node.args[2]
     result, layout = _result(node)
     image = _image(staging, a)
 

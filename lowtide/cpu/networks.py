@@ -111,9 +111,7 @@ def staged_body(body: Graph, fixed: tuple[int, ...]) -> StagedBody:
     return _staged_body(body, fixed, target())
 
 
-@lru_cache(_MOST)
-def _staged_body(body: Graph, fixed: tuple[int, ...], target: Target) -> StagedBody:
-    return StagedBody.of(body, fixed, target)
+_staged_body = lru_cache(_MOST)(StagedBody.of)
 
 
 @lru_cache(_MOST)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.fx.node import map_arg
 
-from lowtide.edge.dtypes import BITS, numpy_dtype, stored_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.graph import BITS, EdgeGraph, EdgeNode, EdgeTensor, numpy_dtype, stored_bytes
 from lowtide.errors import CaptureError
 
 DOMAIN = "aten"

@@ -10,7 +10,7 @@ from lowtide.edge.check_cuts import check_cut
 from lowtide.edge.graph import EdgeNode, view_starts
 from lowtide.edge.plan import PS_PER_S, EdgeBlock, EdgePlan, Move
 from lowtide.errors import CheckError
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 
 
 def check(plan: EdgePlan) -> None:
@@ -85,14 +85,11 @@ def _check_overlaps(plan: EdgePlan) -> None:
     for index in sorted(range(len(plan.blocks)), key=lambda each: plan.blocks[each].start):
         block = plan.blocks[index]
         alive = [other for other in alive if plan.blocks[other].end > block.start]
-        for other in alive:
-            if plan.blocks[other].space == block.space and _meet(plan.blocks[other], block):
+        for other, its in ((other, plan.blocks[other]) for other in alive):
+            ends = block.offset_bytes + block.size_bytes, its.offset_bytes + its.size_bytes
+            if its.space == block.space and max(block.offset_bytes, its.offset_bytes) < min(ends):
                 _refuse(f"blocks {other} and {index} overlap in {plan.spaces[block.space].name} at step {block.start}")
         alive.append(index)
-
-
-def _meet(one: EdgeBlock, other: EdgeBlock) -> bool:
-    return max(one.offset_bytes, other.offset_bytes) < min(one.offset_bytes + one.size_bytes, other.offset_bytes + other.size_bytes)
 
 
 class _PlanRun:

@@ -17,11 +17,10 @@ from functools import cached_property
 
 import numpy as np
 
-from lowtide.edge.cuts import Cut, can_be_cut, first_source
+from lowtide.edge.cuts import Cut, CutStages, can_be_cut, first_source
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.plan import rounded_up
 from lowtide.edge.problem import EdgeProblem, EdgeTask, ps
-from lowtide.edge.rings import CutStages
 
 _LONGEST = 64  # operators of one cut
 

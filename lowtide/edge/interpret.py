@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.edge.cuts import CutBody, cut_body
-from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode, view_starts
+from lowtide.edge.graph import EdgeGraph, EdgeNode, from_bytes, numpy_dtype, to_bytes, view_starts
 from lowtide.edge.models import Array, Engine, Function, engine_at_hand, kernel_of
 from lowtide.edge.plan import EdgePlan
 from lowtide.edge.run_cut import CutRun, Lying, SliceKernels
@@ -171,15 +170,14 @@ class _Device:
             raise CheckError(f"{where} in block {index}: nobody has written it")
         strange = np.flatnonzero((owners != self.alike[tensor]) | (raw != self.written[tensor]))
         if len(strange):
+            owner = owners[strange[0]]
+            whose = "and nobody's" if owner == _NOBODY else f"written as `{self.graph.tensors[int(owner)].name}`"
             raise CheckError(
                 f"{where} in block {index}: {len(strange)} of its {end - begin} bytes are no longer its own, the first at"
-                f" {self.plan.spaces[space].name}+{begin + int(strange[0])}{self._culprit(owners[strange[0]])}"
+                f" {self.plan.spaces[space].name}+{begin + int(strange[0])}, {whose}"
             )
         array = from_bytes(raw, noun.stored_dtype or noun.dtype, noun.shape)
         return array.astype(numpy_dtype(noun.dtype)) if noun.stored_dtype else array
-
-    def _culprit(self, owner: int) -> str:
-        return ", and nobody's" if owner == _NOBODY else f", written as `{self.graph.tensors[int(owner)].name}`"
 
     def write(self, step: int, tensor: int, array: Array, node: EdgeNode) -> None:
         """A result to its address. What a device does nothing for has to be there already."""

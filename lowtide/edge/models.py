@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.messages import need
-from lowtide.edge.dtypes import BITS, numpy_dtype
-from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.graph import BITS, EdgeGraph, EdgeNode, EdgeTensor, numpy_dtype
 from lowtide.edge.windows import is_weight
 from lowtide.errors import StepError
 

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from lowtide.base.files import read_bytes
 from lowtide.base.messages import need
-from lowtide.edge.dtypes import BITS, stored_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor, with_views_that_fit
-from lowtide.edge.groups import grouped
-from lowtide.edge.operators import VIEWS, Arguments, in_place, macs, views
+from lowtide.edge.graph import BITS, EdgeGraph, EdgeNode, EdgeTensor, stored_bytes, with_views_that_fit
+from lowtide.edge.operators import VIEWS, Arguments, grouped, in_place, macs, views
 from lowtide.edge.types import FixedSizes, TensorType, dtype_name, entries, inferred, merged
 from lowtide.errors import FormatError
 
@@ -58,7 +56,7 @@ def read_onnx(
         "slices" also for Concat and Split along the outermost axis that is no 1: parts are written where they will lie in the whole.
         One whose parts are constants or the caller's, or lie in another whole, copies.
     stored: dtypes of tensors by name that memory holds as another: `{"conv1": "int8"}` where a file has whole numbers as float32.
-    groups: whether an operator and what makes integers of its results are one (`lowtide.edge.groups`), as devices have them.
+    groups: whether an operator and what makes integers of its results are one (`lowtide.edge.operators`), as devices have them.
 
     Raises OSError where a file cannot be read. Raises FormatError, which names node and tensor, for what is no ONNX model,
     for control flow, cycles, tensors that nobody or two nodes make, and shapes or dtypes that stay unknown.

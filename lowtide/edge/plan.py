@@ -28,7 +28,7 @@ from lowtide.base.messages import bytes_text, time_text
 from lowtide.edge.cuts import Cut, cuts_of, extra_macs
 from lowtide.edge.graph import EdgeGraph
 from lowtide.errors import FormatError
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 
 PS_PER_S = 10**12
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 
+from lowtide.edge.cuts import CutTraffic
 from lowtide.edge.graph import EdgeGraph, EdgeNode, SharedBytes, shared_bytes, view_starts
 from lowtide.edge.plan import PS_PER_S, Space, check_rate, rounded_up
-from lowtide.edge.rings import CutTraffic
 from lowtide.errors import FormatError
 from lowtide.problems.order import OrderProblem, Task
 

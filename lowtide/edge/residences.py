@@ -9,8 +9,8 @@ from itertools import accumulate
 from lowtide.edge.plan import EdgeBlock, Move, rounded_up
 from lowtide.edge.problem import EdgeProblem, task_ps
 from lowtide.placement.auto import Auto
+from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.status import Status
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.edge.cuts import CutBody, steps_of
-from lowtide.edge.dtypes import from_bytes, numpy_dtype, to_bytes
-from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
+from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor, from_bytes, numpy_dtype, to_bytes
 from lowtide.edge.models import Array, Engine, Function, Kernel, kernel_of
 from lowtide.edge.windows import LOAD, NodeWindows, is_weight, reads_of, without_weights
 from lowtide.errors import CheckError

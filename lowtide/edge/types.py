@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lowtide.base.messages import need
-from lowtide.edge.dtypes import BITS, numpy_dtype
+from lowtide.edge.graph import BITS, numpy_dtype
 from lowtide.edge.operators import SAME_SHAPE_AS
 from lowtide.errors import FormatError
 
@@ -123,16 +123,13 @@ def inferred(model: Any, node: Any, types: Mapping[str, TensorType], constants: 
     counts_padding = any(each.name == "ceil_mode" and each.i for each in node.attribute)  # in inference until 22, at no version when run
     schema = onnx.defs.get_schema(node.op_type, max(version, 22) if counts_padding else version, node.domain)
     protos = {name: _proto(types[name]) for name in node.input if name}
-    small = {name: onnx.numpy_helper.from_array(constants[name], name) for name in node.input if _is_small(constants.get(name))}
+    read = ((name, constants[name]) for name in node.input if name in constants)
+    small = {name: onnx.numpy_helper.from_array(array, name) for name, array in read if array.size <= _MOST_KNOWN}
     try:
         answer = onnx.shape_inference.infer_node_outputs(schema, node, protos, small, None, list(model.opset_import), model.ir_version)
     except Exception as error:  # of classes that onnx's C++ makes up
         raise FormatError(f"onnx refuses its inputs: {' '.join(str(error).split())}") from error
     return {name: _type(name, proto) for name, proto in answer.items() if name}
-
-
-def _is_small(array: NDArray[Any] | None) -> bool:
-    return array is not None and array.size <= _MOST_KNOWN
 
 
 def _inferred_as(model: Any, node: Any, types: Mapping[str, TensorType], kind: str, shaping: slice, dtype_of: int) -> dict[str, TensorType]:

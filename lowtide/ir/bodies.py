@@ -131,19 +131,10 @@ class Region:
         options = dict(node.kwargs)
         fixed, arena_bytes, packed_bytes = (options.pop(name, None) for name in ("fixed", "arena_bytes", "packed_bytes"))
         by, joined = options.pop("by", ""), options.pop("joined", ())
-        ints = [each for each in fixed if isinstance(each, int)] if isinstance(fixed, tuple) else None
-        numbers = [each for each in joined if isinstance(each, int)] if isinstance(joined, tuple) else None
-        if (
-            node.op != REGION
-            or node.body is None
-            or options
-            or by not in ("", INDUCTOR)
-            or ints is None
-            or numbers is None
-            or not isinstance(arena_bytes, int)
-            or not isinstance(packed_bytes, int)
-        ):
+        is_one = node.op == REGION and not options and by in ("", INDUCTOR) and isinstance(fixed, tuple) and isinstance(joined, tuple)
+        if not is_one or node.body is None or not isinstance(arena_bytes, int) or not isinstance(packed_bytes, int):
             raise CheckError(f"{node.op}: expected a region with a body, fixed=, arena_bytes= and packed_bytes=, got another node")
+        ints, numbers = ([each for each in given if isinstance(each, int)] for given in (fixed, joined) if isinstance(given, tuple))
         if any(not 0 <= each < len(node.args) for each in ints) or arena_bytes < 0 or packed_bytes < 0:
             raise CheckError(f"{node.op}: expected positions of arguments and numbers of bytes, got {dict(node.kwargs)}")
         return cls(node, node.body, tuple(ints), arena_bytes, packed_bytes, tuple(numbers), str(by))
@@ -165,6 +156,14 @@ class Region:
 
 def is_region(node: Node) -> bool:
     return node.op == REGION
+
+
+def run_nodes(graph: Graph) -> Iterator[Node]:
+    """All nodes that torch runs one by one: those within loops, but not within regions, which are compiled."""
+    for node in graph.nodes:
+        yield node
+        if node.body is not None and not is_region(node):
+            yield from run_nodes(node.body)
 
 
 def is_by_inductor(node: Node) -> bool:

@@ -9,9 +9,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from lowtide.kernels import bits, data_shapes, layers, optimizers, parts, recurrent
+from lowtide.kernels import bits, data_shapes, layers, optimizers, parts
 
-__all__ = ["bits", "data_shapes", "layers", "made_of", "optimizers", "parts", "recurrent"]
+__all__ = ["bits", "data_shapes", "layers", "made_of", "optimizers", "parts"]
 
 
 @cache

@@ -37,10 +37,6 @@ def truncated_normal(
     return torch.nn.init.trunc_normal_(torch.empty_like(like), mean, std, a, b, generator)
 
 
-def _truncated_normal(like: torch.Tensor, *settings: float, generator: torch.Generator | None = None) -> torch.Tensor:
-    return torch.empty_like(like)
-
-
 def _added_in_layout(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`product` into a tensor of these strides that holds `self`: from one layout to another, products of matrices round otherwise."""
 
@@ -55,10 +51,6 @@ def _in_layout(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return lambda one, two, strides: product(one, two, out=_product_like(one, two, strides))
 
 
-def _like_self(self: torch.Tensor, one: torch.Tensor, two: torch.Tensor, strides: list[int], **factors: float) -> torch.Tensor:
-    return self.new_empty_strided(self.shape, strides)
-
-
 def _product_like(one: torch.Tensor, two: torch.Tensor, strides: list[int]) -> torch.Tensor:
     return one.new_empty_strided((*one.shape[:-1], two.shape[-1]), strides)
 
@@ -68,13 +60,15 @@ for _name in ("addmm", "baddbmm", "addbmm"):
         f"{_name}_in_layout(Tensor self, Tensor one, Tensor two, SymInt[] strides, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
         _added_in_layout(getattr(torch.Tensor, f"{_name}_")),
     )
-    torch.library.register_fake(f"lowtide::{_name}_in_layout", _like_self, lib=LIBRARY)
+    torch.library.register_fake(
+        f"lowtide::{_name}_in_layout", lambda self, one, two, strides, **factors: self.new_empty_strided(self.shape, strides), lib=LIBRARY
+    )
 for _name in ("mm", "bmm"):
     define(f"{_name}_in_layout(Tensor one, Tensor two, SymInt[] strides) -> Tensor", _in_layout(getattr(torch, _name)))
     torch.library.register_fake(f"lowtide::{_name}_in_layout", _product_like, lib=LIBRARY)
 
 define("truncated_normal(Tensor like, float mean, float std, float a, float b, *, Generator? generator=None) -> Tensor", truncated_normal)
-torch.library.register_fake("lowtide::truncated_normal", _truncated_normal, lib=LIBRARY)
+torch.library.register_fake("lowtide::truncated_normal", lambda like, *settings, **drawn: torch.empty_like(like), lib=LIBRARY)
 define("masked_sum(Tensor values, Tensor mask) -> Tensor", masked_sum)
 define("divided(Tensor self, Tensor other) -> Tensor", divided)
 torch.library.register_fake("lowtide::masked_sum", _masked_sum, lib=LIBRARY)

@@ -40,9 +40,10 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 
+from lowtide.base.messages import bytes_text
 from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
-from lowtide.ir.bodies import Region, is_loop, is_region
+from lowtide.ir.bodies import Region, is_loop, is_region, run_nodes
 from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.operators.row import AS_STRIDED, SCATTER, STOP
@@ -50,25 +51,9 @@ from lowtide.ir.shapes import points
 from lowtide.ir.shapes.dimension import Dimension, DimensionSteps
 from lowtide.ir.shapes.points import python_text, sizes_of_arg
 from lowtide.ir.sizes import Size, contiguous_stride
-from lowtide.lower import loops
-from lowtide.lower.statements import (
-    Offloaded,
-    VariableNames,
-    call,
-    comment,
-    deaths,
-    donated,
-    region_lines,
-    releases,
-    renamed,
-    statements,
-    swaps,
-    text_of,
-    waits,
-)
+from lowtide.lower import loops, statements
 from lowtide.lower.statements import arrivals as arrivals_of
 from lowtide.plan.contents import Contents, Decision
-from lowtide.plan.summary import bytes_text
 
 Dying = list[list[tuple[Storage, list[Value]]]]
 
@@ -159,13 +144,13 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
     """The program's lines, and the position in the order of the node that each belongs to."""
     graph = plan.graph
     variables, sizes, fresh = _variables(graph)
-    names: VariableNames = {**variables, **sizes.names}
-    offloaded = Offloaded.of(graph)
-    dying, arrivals = deaths(graph, plan.order, offloaded.storages), arrivals_of(plan, offloaded)
-    for line in (*_header(plan, sizes), "def step(inputs, host):" if swaps(plan) else "def step(inputs):"):
+    names: statements.VariableNames = {**variables, **sizes.names}
+    offloaded = statements.Offloaded.of(graph)
+    dying, arrivals = statements.deaths(graph, plan.order, offloaded.storages), arrivals_of(plan, offloaded)
+    for line in (*_header(plan, sizes), "def step(inputs, host):" if statements.swaps(plan) else "def step(inputs):"):
         yield line, -1
     yield f"    ({''.join(names[value] + ', ' for value in graph.inputs)}) = inputs" if graph.inputs else "    () = inputs", -1
-    if donated(graph):
+    if statements.donated(graph):
         yield "    inputs.clear()  # some are given away", -1
     for line in sizes.lines:
         yield f"    {line}", -1
@@ -176,10 +161,10 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
         if run is None:
             run = _stop(node, graph, defined, names) if node.op == STOP else _run(node, reuse, names, offloaded, fresh)
         for line in (
-            *waits(arrivals.before.get(position, ()), names),
+            *statements.waits(arrivals.before.get(position, ()), names),
             *run,
-            *waits(arrivals.after.get(position, ()), names),
-            *releases(dying[position], names, node, reuse),
+            *statements.waits(arrivals.after.get(position, ()), names),
+            *statements.releases(dying[position], names, node, reuse),
         ):
             yield f"    {line}", position
         defined.update(node.results)
@@ -187,29 +172,24 @@ def _lines(plan: Decision) -> Iterator[tuple[str, int]]:
     yield "", -1
 
 
-def _run(node: Node, reuse: int, names: VariableNames, offloaded: Offloaded, fresh: Callable[[str], str]) -> Iterator[str]:
+def _run(
+    node: Node, reuse: int, names: statements.VariableNames, offloaded: statements.Offloaded, fresh: Callable[[str], str]
+) -> Iterator[str]:
     if is_loop(node):
         return loops.lines(node, reuse, names, fresh)
-    return region_lines(node, names) if is_region(node) else statements(node, reuse, names, offloaded)
+    return statements.region_lines(node, names) if is_region(node) else statements.statements(node, reuse, names, offloaded)
 
 
-def _stop(node: Node, graph: Graph, defined: set[Value], names: VariableNames) -> Iterator[str]:
+def _stop(node: Node, graph: Graph, defined: set[Value], names: statements.VariableNames) -> Iterator[str]:
     """The line that may end the program: with a tuple, and None for an output that is not made yet."""
     outputs = "".join(f"{names[value] if value in defined else None}, " for value in graph.outputs)
-    yield f"if {text_of(node.args[0], names)}: return ({outputs})"
+    yield f"if {statements.text_of(node.args[0], names)}: return ({outputs})"
 
 
 def namespaces(graph: Graph) -> tuple[str, ...]:
     """The operator libraries that a graph's program calls, by name."""
-    called = (node for node in _all_nodes(graph) if not (is_arithmetic(node) or is_transfer(node) or is_loop(node) or is_region(node)))
+    called = (node for node in run_nodes(graph) if not (is_arithmetic(node) or is_transfer(node) or is_loop(node) or is_region(node)))
     return tuple(sorted({"aten"} | {node.op.split(".")[0] for node in called}))
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        if node.body is not None and not is_region(node):  # that is compiled
-            yield from _all_nodes(node.body)
 
 
 def _header(plan: Decision, sizes: Sizes) -> Iterator[str]:
@@ -286,17 +266,17 @@ class Writes(NamedTuple):
                 views |= set() if view is None else {at + 1}
         return cls(calls, scatters, views)
 
-    def lines(self, position: int, node: Node, names: VariableNames) -> list[str] | None:
+    def lines(self, position: int, node: Node, names: statements.VariableNames) -> list[str] | None:
         """What is left of a node; None where all of it is."""
         if position in self.views:
             return []
         if position in self.scatters:
-            return [renamed(node, names)]
+            return [statements.renamed(node, names)]
         if position not in self.calls:
             return None
         overload, view = self.calls[position]
-        text = call(overload, node.args, node.kwargs, names)
-        return [f"{text}{comment(node)}" if view is None else f"{names[view]} = {text}{comment(node)}"]
+        text = statements.call(overload, node.args, node.kwargs, names)
+        return [f"{text}{statements.comment(node)}" if view is None else f"{names[view]} = {text}{statements.comment(node)}"]
 
 
 def _overload(node: Node, scatter: Node) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import sympy
 import torch
 
+from lowtide.base.messages import bytes_text
 from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value
@@ -25,7 +26,6 @@ from lowtide.ir.operators.nodes import homes_of, is_arithmetic, is_transfer, is_
 from lowtide.ir.operators.row import AS_STRIDED, DROP, ITEM, LOAD, MATH_FUNCTIONS, SAVE, SCATTER, STORE
 from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Decision
-from lowtide.plan.summary import bytes_text
 
 _METHODS = {  # by overload
     "default": (

@@ -16,8 +16,8 @@ from lowtide.placement.exact import Exact
 from lowtide.placement.greedy import Portfolio
 from lowtide.placement.sections import cells, pairs
 from lowtide.placement.strip import Strip, arena_bound_bytes
+from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem, check_placement, components, subproblem_of
-from lowtide.problems.status import Status
 
 _MAX_LOOKS = 3_000_000_000  # of exact search (see `Exact`): some fifteen seconds
 _FEW_LOOKS = 10_000_000  # where the gap is a matter of alignment alone

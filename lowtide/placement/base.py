@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowtide.base.solver_text import described, replaced
+from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem, check_placement
-from lowtide.problems.status import Status
 
 
 @dataclass(frozen=True, slots=True)

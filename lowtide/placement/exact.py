@@ -24,8 +24,8 @@ from lowtide.placement.floors import FloorWalk, SeenStates, enlarge, new_seen, w
 from lowtide.placement.greedy import Greedy
 from lowtide.placement.search import FULL, NO, NODES, YES, PlaceStack, grown, new_stack, search
 from lowtide.placement.sections import SectionNet, Sections, cells, cut, pairs
+from lowtide.problems import Status
 from lowtide.problems.placement import Ints, PlaceProblem
-from lowtide.problems.status import Status
 
 _FIRST_NODES = 500  # of the shortest runs
 _FORGET = 0.9  # of a section's weight, kept from one run to the next
@@ -109,17 +109,9 @@ class CapacityQuestion:
         self.stack: PlaceStack = new_stack(self.net)
         on = self.switches
         self.rules = Rules(
-            int(on.canonical),
-            int(on.inference),
-            int(on.lifting),
-            int(on.decomposition),
-            int(on.dynamic),
-            int(on.symmetry),
-            int(on.memory),
-            strategy.weighted,
-            strategy.filling,
-            self.ranks[strategy],
-        )
+            int(on.canonical), int(on.inference), int(on.lifting), int(on.decomposition), int(on.dynamic), int(on.symmetry),
+            int(on.memory), strategy.weighted, strategy.filling, self.ranks[strategy],
+        )  # fmt: skip
 
     def _grow(self) -> None:
         if 2 * int(self.seen.count[0]) > len(self.seen.words) and len(self.seen.words) < _MOST_SLOTS:

@@ -54,25 +54,10 @@ def walk_of(net: SectionNet) -> FloorWalk:
     lowest, top, topper, second = (np.zeros(m, np.int64) for _ in range(4))
     stands, may = (np.zeros(n, np.int8) for _ in range(2))
     walk = FloorWalk(
-        np.where(net.fixed == FREE, 0, net.fixed),
-        np.zeros(n, np.int8),
-        np.diff(net.member_ptr),
-        net.member_ids.copy(),
-        np.argsort(net.member_ids, kind="stable"),
-        total,
-        lowest,
-        top,
-        topper,
-        second,
-        np.zeros(n, np.int64),
-        stands,
-        may,
-        np.zeros(n, np.int64),
-        np.ones(m),
-        np.zeros((n, 2), np.int64),
-        np.zeros((16 * n + 256, 2), np.int64),
-        np.zeros(4, np.int64),
-    )
+        np.where(net.fixed == FREE, 0, net.fixed), np.zeros(n, np.int8), np.diff(net.member_ptr), net.member_ids.copy(),
+        np.argsort(net.member_ids, kind="stable"), total, lowest, top, topper, second, np.zeros(n, np.int64), stands, may,
+        np.zeros(n, np.int64), np.ones(m), np.zeros((n, 2), np.int64), np.zeros((16 * n + 256, 2), np.int64), np.zeros(4, np.int64),
+    )  # fmt: skip
     settle(net, walk)
     return walk
 

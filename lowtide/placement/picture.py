@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from lowtide.base.files import write_whole
-from lowtide.base.messages import need
+from lowtide.base.messages import bytes_text, need
 from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
-from lowtide.plan.summary import bytes_text
 from lowtide.problems.placement import Ints, PlaceProblem
 
 FORMATS = ("png", "svg", "pdf")
@@ -52,7 +51,7 @@ def draw(problem: PlaceProblem, placement: Placement, path: str | os.PathLike[st
     axes.set_ylim(0, 1.02 * top_bytes / unit)
     axes.set_xlabel("step")
     axes.set_ylabel(f"offset, {label}")
-    axes.set_title(_title(problem, placement))
+    axes.set_title(f"{problem.buffer_count:,} buffers, {placement.status.name.lower()}, by {placement.solver}")
     save_figure(figure, path)
 
 
@@ -120,7 +119,3 @@ def _lines(figure: Any, axes: Any, placement: Placement, capacity_bytes: int | N
     for label, nbytes, colour, style in lines:
         axes.axhline(nbytes / unit, color=colour, linestyle=style, linewidth=1, label=f"{label} {bytes_text(nbytes)}")
     figure.legend(loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
-
-
-def _title(problem: PlaceProblem, placement: Placement) -> str:
-    return f"{problem.buffer_count:,} buffers, {placement.status.name.lower()}, by {placement.solver}"

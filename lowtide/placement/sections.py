@@ -88,22 +88,9 @@ def cut(problem: PlaceProblem) -> Sections:
     fixed_ptr, fixed_ids = _fixed_rows(fixed, meet_ptr, meet_ids)
     plain = (fixed == FREE) & (align == 1) & (np.diff(fixed_ptr) == 0)
     net = SectionNet(
-        size,
-        align,
-        fixed,
-        low,
-        high,
-        first,
-        *_members(low, high, count),
-        np.concatenate([[0], np.cumsum(high - low)]),
-        meet_ptr,
-        meet_ids,
-        fixed_ptr,
-        fixed_ids,
-        plain.astype(np.int8),
-        _twins(low, high, size, align, fixed),
-        key,
-    )
+        size, align, fixed, low, high, first, *_members(low, high, count), np.concatenate([[0], np.cumsum(high - low)]), meet_ptr,
+        meet_ids, fixed_ptr, fixed_ids, plain.astype(np.int8), _twins(low, high, size, align, fixed), key,
+    )  # fmt: skip
     return Sections(net, buffers, unit, _idle_bytes(problem))
 
 

@@ -114,7 +114,8 @@ def _read(data: Any) -> Contents:
     check_graph(plan.graph)
     check_order(plan.graph, plan.order)
     check_reuses(plan.graph, plan.order, plan.reuses)
-    plan = replace(plan, cost_report=_cost_report(data, plan), peak=_peak(data, plan))
+    report = cost_report_from(data["cost_report"], plan.graph) if "cost_report" in data else None
+    plan = replace(plan, cost_report=report, peak=_peak(data, plan))
     _check_true(plan, data)
     return plan
 
@@ -161,10 +162,6 @@ def _provenance(data: dict[str, Any]) -> Provenance:
     item = of_kind(dict, item)
     lowtide, torch, device, python = (fields.string("plan: provenance", item, name) for name in ("lowtide", "torch", "device", "python"))
     return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
-
-
-def _cost_report(data: dict[str, Any], plan: Contents) -> CostReport | None:
-    return cost_report_from(data["cost_report"], plan.graph) if "cost_report" in data else None
 
 
 def _peak(data: dict[str, Any], plan: Contents) -> Snapshot | None:

@@ -185,8 +185,6 @@ def _flops(node: Node) -> int:
         return 0
 
 
-__all__ = ["bytes_text", "eviction_lines", "snapshot_line", "snapshot_lines", "summarize"]
-
 _TENSORS, _EVICTIONS = 5, 7  # lines of each
 _HOST_POINTS = 4  # of what the host's memory buys
 _LEAST_GAP = 1e-5  # share of the time below which a gap is the rounding of sums
@@ -197,7 +195,12 @@ def summarize(plan: Contents) -> str:
     """The summary of a plan; peaks include what the caller holds throughout."""
     rows = [
         ("", "eager", "lowtide", ""),
-        ("promised peak", bytes_text(plan.eager_peak_bytes), bytes_text(plan.peak_bytes), _saving(plan)),
+        (
+            "promised peak",
+            bytes_text(plan.eager_peak_bytes),
+            bytes_text(plan.peak_bytes),
+            less_text(plan.peak_bytes, plan.eager_peak_bytes),
+        ),
         ("measured peak", "", _measured(plan), ""),
         *_on_device(plan),
         ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
@@ -219,20 +222,16 @@ def summarize(plan: Contents) -> str:
     if plan.cost_report is not None:
         table += eviction_lines(plan.cost_report, plan.provenance.device)
         table += _host_lines(plan.cost_report)
-        table += (
-            [f"the search was ended early ({plan.cost_report.stopped}): with more time it may find better"]
-            if plan.cost_report.stopped
-            else []
-        )
+        if plan.cost_report.stopped:
+            table.append(f"the search was ended early ({plan.cost_report.stopped}): with more time it may find better")
     return "\n".join(table)
 
 
 def one_line(plan: Contents) -> str:
     """The promise in a few words: peaks, with what is resident, and under a limit what it costs."""
     proof = "proven least" if plan.peak_bytes == plan.lower_bound_bytes else _gap(plan)
-    report, slower = plan.cost_report, ""
-    if report is not None and report.order_us:
-        slower = f", time {report.time_us / report.order_us - 1:+.1%}"
+    added = "" if plan.cost_report is None else plan.cost_report.added(plan.cost_report.time_us)
+    slower = f", time {added}" if added else ""
     peaks = f"peak {bytes_text(plan.peak_bytes)} of {bytes_text(plan.eager_peak_bytes)} in eager"
     return f"{peaks}{slower}, {proof}, {len(plan.order)} operators"
 
@@ -241,7 +240,7 @@ def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False
     """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
     lines = [snapshot_line(snapshot, again)]
     groups = alike_at(snapshot)
-    lines += [_tensor_line(group) for group in groups[:most]]
+    lines += [f"{bytes_text(each.nbytes):>14}  {each.spec} {each.tensors[0].kind.value}: {each.origin}" for each in groups[:most]]
     if snapshot.workspace_bytes:
         lines.append(f"{bytes_text(snapshot.workspace_bytes):>14}  workspace of {op_text(snapshot.op)}")
     rest = [tensor for group in groups[most:] for tensor in group.members]
@@ -276,10 +275,6 @@ def _rule_line(report: RuleReport) -> str:
     return f"{effect} {report.rule}, {times}{peak}: {time}"
 
 
-def _tensor_line(group: AlikeItems[LiveTensor]) -> str:
-    return f"{bytes_text(group.nbytes):>14}  {group.spec} {group.tensors[0].kind.value}: {group.origin}"
-
-
 def _rest_line(count: int, nbytes: int) -> str:
     return f"{bytes_text(nbytes):>14}  in {count} more"
 
@@ -311,15 +306,9 @@ def _spared_bytes(evictions: Sequence[Eviction]) -> int:
 def _costs(evictions: Sequence[Eviction]) -> str:
     runs = sum(eviction.runs for eviction in evictions)
     stored = sum(1 for eviction in evictions if eviction.load_us)
-    link = (
-        f"{time_text(sum(each.store_us for each in evictions))} to the host and {time_text(sum(each.load_us for each in evictions))} back"
-    )
+    store_us, load_us = sum(each.store_us for each in evictions), sum(each.load_us for each in evictions)
     parts = [f"{runs} run again, {time_text(sum(eviction.run_us for eviction in evictions))}"] if runs or not stored else []
-    return ", ".join([*parts, *([f"{stored} stored, {link}"] if stored else [])])
-
-
-def _saving(plan: Contents) -> str:
-    return less_text(plan.peak_bytes, plan.eager_peak_bytes)
+    return ", ".join([*parts, *([f"{stored} stored, {time_text(store_us)} to the host and {time_text(load_us)} back"] if stored else [])])
 
 
 def _measured(plan: Contents) -> str:
@@ -348,7 +337,7 @@ def _host_lines(report: CostReport) -> list[str]:
     places = sorted({round(piece * (len(points) - 1) / (_HOST_POINTS - 1)) for piece in range(_HOST_POINTS)}) if points else []
     if not points or not report.order_us:
         return []
-    rows = ", ".join(f"{bytes_text(points[at].pinned_bytes)} {points[at].time_us / report.order_us - 1:+.1%}" for at in places)
+    rows = ", ".join(f"{bytes_text(points[at].pinned_bytes)} {report.added(points[at].time_us)}" for at in places)
     return [f"time within this memory by what is pinned on the host: {rows}"]
 
 
@@ -362,7 +351,7 @@ def _gap(plan: Contents) -> str:
 def _slower(report: CostReport) -> str:
     if not report.evictions:
         return "nothing computed again"
-    return f"{report.time_us / report.order_us - 1:+.1%}; by order alone the peak is {bytes_text(report.order_peak_bytes)}"
+    return f"{report.added(report.time_us)}; by order alone the peak is {bytes_text(report.order_peak_bytes)}"
 
 
 def _time_gap(report: CostReport) -> str:

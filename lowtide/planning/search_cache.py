@@ -32,8 +32,8 @@ from lowtide.errors import CheckError, FormatError
 from lowtide.planning.archive import CandidateArchive
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.request import Request
+from lowtide.problems import Status
 from lowtide.problems.order import Ints
-from lowtide.problems.status import Status
 from lowtide.remat.archive import Point
 from lowtide.remat.cost import runs_all
 from lowtide.remat.problem import RematProblem

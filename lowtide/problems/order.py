@@ -10,7 +10,7 @@ A tensor here is a storage: a block of bytes that one node makes, or that is the
 - What the caller holds throughout, whatever the order, is one constant: `resident_bytes`.
 - A node may *take over* the memory of a tensor that dies at it, in place of new memory for its first output.
 
-`OrderProblem.of` builds a problem, of one `Task` a node, by checks that share no code with any solver; `order_json` reads it;
+`OrderProblem.of` builds a problem, of one `Task` a node, by checks that share no code with any solver; `files` reads it;
 `cost.memory` says what an order costs.
 """
 

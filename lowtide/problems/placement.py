@@ -4,7 +4,7 @@ Two buffers whose half-open lifetimes `[start, end)` share a step may not share 
 shares nothing with anybody, and may lie anywhere in the arena. Offsets count from the arena's start, which is taken to be aligned to
 everything.
 
-`PlaceProblem.of` builds and checks a problem, `placement_csv` reads and writes it, `check_placement` goes over what a placer answers.
+`PlaceProblem.of` builds and checks a problem, `files` reads and writes it, `check_placement` goes over what a placer answers.
 """
 
 from __future__ import annotations

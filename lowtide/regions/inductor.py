@@ -35,8 +35,8 @@ import numpy
 import torch
 from torch import fx
 
+from lowtide.base import VERSION
 from lowtide.base.files import directory
-from lowtide.base.release import VERSION
 from lowtide.cost.trial_process import TrialProcess, WorkerExitedError
 from lowtide.runtime.libraries import LibraryRecipe, NativeError, library, processor, unsealed
 

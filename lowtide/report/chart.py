@@ -47,6 +47,14 @@ class Course:
         spans = ((each.kind, each.nbytes, each.start, each.end) for each in tensors)
         return cls(nodes, tensors, Timeline.of(spans, workspace_bytes, nodes, us))
 
+    def beside(self, eager: Timeline | None) -> tuple[list[Timeline], Scale]:
+        """Memory over it, and over eager PyTorch's where that is known, and a scale for both."""
+        timelines = [self.timeline, *([] if eager is None else [eager])]
+        by_time = has_times(timelines)
+        most_x = max(begins(timeline, by_time)[-1] for timeline in timelines)
+        most_bytes = max(max(timeline.footprint_bytes, default=0) for timeline in timelines)
+        return timelines, Scale(most_x, round(most_bytes * 1.08), by_time)
+
 
 def begins(timeline: Timeline, by_time: bool) -> list[float]:
     """Where each step begins, and after the last one where it ends: microseconds, or steps."""
@@ -144,7 +152,8 @@ def stack(title: str, timeline: Timeline, scale: Scale) -> Chart:
     bands = []
     for kind, nbytes in rows_of(timeline):
         ceiling = [low + own for low, own in zip(floor, nbytes, strict=True)]
-        bands.append(Band(_name(kind), _style(kind), _area(at, columns, floor, ceiling, scale), bytes_text(max(nbytes))))
+        style = "workspace" if kind is None else kind.value
+        bands.append(Band(name_of(kind), style, _area(at, columns, floor, ceiling, scale), bytes_text(max(nbytes))))
         floor = ceiling
     peak = max(total, default=0)
     step = total.index(peak) if total else 0
@@ -158,12 +167,8 @@ def curve(points: Sequence[tuple[float, float]]) -> str:
     return "".join([*pieces, *(f"H{left * 10:.1f}V{_SIDE - bottom * 10:.1f}" for left, bottom in points[1:])])
 
 
-def _name(kind: Kind | None) -> str:
+def name_of(kind: Kind | None) -> str:
     return "workspace of operators" if kind is None else kind_text(kind)
-
-
-def _style(kind: Kind | None) -> str:
-    return "workspace" if kind is None else kind.value
 
 
 def _columns(at: Sequence[float], total: Sequence[int], scale: Scale) -> list[int]:
@@ -273,10 +278,7 @@ def _rectangle(tensor: LiveTensor, offset: int, at: Sequence[float], scale: Scal
 def svg(plan: Contents) -> str:
     """Memory over the planned step by kind, and the course of eager PyTorch as a line."""
     course = Course.of(plan)
-    timelines = [course.timeline, *([plan.eager] if plan.eager is not None else [])]
-    by_time = has_times(timelines)
-    most_x = max(begins(timeline, by_time)[-1] for timeline in timelines)
-    scale = Scale(most_x, round(1.08 * max(max(timeline.footprint_bytes, default=0) for timeline in timelines)), by_time)
+    scale = course.beside(plan.eager)[1]
     chart = stack("lowtide", course.timeline, scale)
     title = f"Memory over the step: peak {bytes_text(plan.peak_bytes)}, in eager PyTorch {bytes_text(plan.eager_peak_bytes)}"
     return "".join(
@@ -293,10 +295,7 @@ def svg(plan: Contents) -> str:
 
 
 def _eager_line(plan: Contents, scale: Scale) -> str:
-    if plan.eager is None:
-        return ""
-    total = plan.eager.footprint_bytes
-    if not total:
+    if plan.eager is None or not (total := plan.eager.footprint_bytes):
         return ""
     points = zip(begins(plan.eager, scale.by_time), [*total, total[-1]], strict=True)
     path = curve([(scale.x(at), scale.y(nbytes)) for at, nbytes in points])

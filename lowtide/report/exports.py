@@ -23,8 +23,8 @@ from lowtide.ir.operators.nodes import begins_collective
 from lowtide.ir.operators.row import LOAD, STORE
 from lowtide.placement.picture import check_picture, save_figure
 from lowtide.plan.contents import Contents
-from lowtide.plan.snapshot import LiveTensor, kind_text
-from lowtide.report.chart import COLOURS, Course, begins, has_times, placed, rows_of
+from lowtide.plan.snapshot import LiveTensor
+from lowtide.report.chart import COLOURS, Course, begins, has_times, name_of, placed, rows_of
 
 
 def save_trace(plan: Contents, path: str | os.PathLike[str]) -> None:
@@ -141,17 +141,17 @@ def _blocks(left: Sequence[tuple[int, LiveTensor]], end: int) -> Iterator[dict[s
     address = _BASE
     for start, tensor in left:
         if start > address:
-            yield {"address": address, "size": start - address, "requested_size": 0, "state": "inactive", "frames": []}
-        yield {
-            "address": start,
-            "size": tensor.nbytes,
-            "requested_size": tensor.nbytes,
-            "state": "active_allocated",
-            "frames": _frames(tensor),
-        }
+            yield _block(address, start - address)
+        yield _block(start, tensor.nbytes, tensor)
         address = start + tensor.nbytes
     if end > address:
-        yield {"address": address, "size": end - address, "requested_size": 0, "state": "inactive", "frames": []}
+        yield _block(address, end - address)
+
+
+def _block(address: int, size: int, tensor: LiveTensor | None = None) -> dict[str, Any]:
+    """What a tensor has, or of a gap where there is none."""
+    state = ("inactive", 0, []) if tensor is None else ("active_allocated", size, _frames(tensor))
+    return {"address": address, "size": size} | dict(zip(("state", "requested_size", "frames"), state, strict=True))
 
 
 _INCHES = (9, 4)
@@ -167,15 +167,14 @@ def save_picture(plan: Contents, path: str | os.PathLike[str]) -> None:
     from matplotlib.figure import Figure
 
     course = Course.of(plan)
-    timelines = [course.timeline, *([plan.eager] if plan.eager is not None else [])]
-    by_time = has_times(timelines)
+    by_time = course.beside(plan.eager)[1].by_time
     unit = 1e3 if by_time else 1
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.add_subplot()
     rows, at = rows_of(course.timeline), [each / unit for each in begins(course.timeline, by_time)]
     stacked = [[nbytes / _MIB for nbytes in (*of, of[-1])] for _, of in rows]
     kinds = ["workspace" if kind is None else kind.value for kind, _ in rows]
-    names = ["workspace of operators" if kind is None else kind_text(kind) for kind, _ in rows]
+    names = [name_of(kind) for kind, _ in rows]
     if at[1:]:
         axes.stackplot(at, stacked, labels=names, colors=[COLOURS.get(kind, "#57606a") for kind in kinds], step="post")
     if plan.eager is not None and plan.eager.workspace_bytes:

@@ -22,7 +22,7 @@ from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import Eviction
 from lowtide.plan.snapshot import LiveTensor, kind_text, source_text
 from lowtide.plan.summary import one_line, snapshot_line, splits_of, summarize
-from lowtide.report.chart import Chart, Course, Mark, Scale, addresses, begins, curve, has_times, stack
+from lowtide.report.chart import Chart, Course, Mark, Scale, addresses, begins, curve, stack
 
 _MOST_ROWS = 200
 _LONGEST = 120  # of a name that a page shows
@@ -115,20 +115,16 @@ def frontier(plan: Contents) -> Frontier | None:
     scale = Scale(slowest * 1.05, round(largest_bytes * 1.1), by_time=True)
     placed = [(scale.x(us), scale.y(nbytes)) for nbytes, us in sorted(points, key=lambda point: point[1])]
     chosen = Mark("this plan", scale.x(report.time_us), scale.y(plan.peak_bytes))
-    rows = tuple(
-        (bytes_text(nbytes), time_text(us), f"{us / report.order_us - 1:+.1%}" if report.order_us else "") for nbytes, us in points
-    )
+    rows = tuple((bytes_text(nbytes), time_text(us), report.added(us)) for nbytes, us in points)
     return Frontier(curve(placed), tuple(Mark("", left, bottom) for left, bottom in placed), chosen, rows, scale)
 
 
 def host_rows(plan: Contents) -> list[tuple[str, ...]]:
     """What memory of the host buys within the device's: what is pinned, the time, what that adds to the time without a limit."""
     report = plan.cost_report
-    return [
-        (bytes_text(each.pinned_bytes), time_text(each.time_us), f"{each.time_us / report.order_us - 1:+.1%}" if report.order_us else "")
-        for each in (() if report is None else report.host_frontier)
-        if report is not None
-    ]
+    if report is None:
+        return []
+    return [(bytes_text(each.pinned_bytes), time_text(each.time_us), report.added(each.time_us)) for each in report.host_frontier]
 
 
 def _steps(start: int, end: int) -> str:
@@ -209,11 +205,7 @@ def _template(name: str) -> Any:
 
 def _charts(plan: Contents, course: Course) -> tuple[list[Chart], Scale]:
     """Memory over the planned step, and over the program as it stood, on one scale."""
-    timelines = [course.timeline, *([plan.eager] if plan.eager is not None else [])]
-    by_time = has_times(timelines)
-    most_x = max(begins(timeline, by_time)[-1] for timeline in timelines)
-    most_bytes = max((max(timeline.footprint_bytes, default=0) for timeline in timelines), default=0)
-    scale = Scale(most_x, round(most_bytes * 1.08), by_time)
+    timelines, scale = course.beside(plan.eager)
     titles = ("lowtide", "eager PyTorch")
     return [stack(title, timeline, scale) for title, timeline in zip(titles, timelines, strict=False)], scale
 
@@ -234,7 +226,7 @@ def _figures(plan: Contents) -> list[tuple[str, str, str]]:
         figures.append(("pinned on the host", bytes_text(plan.pinned_bytes), limit))
     report = plan.cost_report
     if report is not None:
-        added = f"{report.time_us / report.order_us - 1:+.1%} against no limit" if report.order_us else ""
+        added = f"{report.added(report.time_us)} against no limit" if report.order_us else ""
         figures.append(("promised time", time_text(report.time_us), added))
         if report.time_bound_us:
             figures.append(("proven time", time_text(report.time_bound_us), "no run of the graphs tried takes less within this peak"))

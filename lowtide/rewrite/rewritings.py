@@ -20,40 +20,24 @@ from lowtide.ir.sizes import Size
 from lowtide.plan.contents import Contents
 from lowtide.plan.cost_report import RuleReport
 from lowtide.plan.promises import lives
+from lowtide.rewrite import exact, rounding
 from lowtide.rewrite.alignment import is_product, products_padded
 from lowtide.rewrite.base import Match, Rewritten, Rule, Uses, replace_nodes
-from lowtide.rewrite.exact import (
-    dropout_as_bits,
-    gradients_of_scores,
-    indices_in_fewer_bytes,
-    masks_as_bits,
-    places_in_windows,
-    rectified_as_bits,
-    threshold_before_pooling,
-)
-from lowtide.rewrite.rounding import (
-    elu_from_result,
-    folded_into_convolutions,
-    folded_into_products,
-    gradient_without_input,
-    layer_norm_from_result,
-    products_added,
-)
 
 RULES = (
-    Rule("dropout's masks as bits", dropout_as_bits),
-    Rule("gradients let through before max-pooling's are spread", threshold_before_pooling),
-    Rule("max-pooling's indices as places in windows", places_in_windows),
-    Rule("rectifiers' results as bits", rectified_as_bits),
-    Rule("masks as bits", masks_as_bits),
-    Rule("gradients of a cross entropy's scores in one go", gradients_of_scores),
-    Rule("indices and labels in fewer bytes", indices_in_fewer_bytes),
-    Rule("gradients of ELU from results", elu_from_result, exact=False),
-    Rule("gradients of layer norms without a weight from results", layer_norm_from_result, exact=False),
-    Rule("gradients of what convolutions read without that", gradient_without_input, exact=False),
-    Rule("products added as they are made", products_added, exact=False),
-    Rule("batch norms folded into convolutions", folded_into_convolutions, exact=False),
-    Rule("batch norms folded into linear layers", folded_into_products, exact=False),
+    Rule("dropout's masks as bits", exact.dropout_as_bits),
+    Rule("gradients let through before max-pooling's are spread", exact.threshold_before_pooling),
+    Rule("max-pooling's indices as places in windows", exact.places_in_windows),
+    Rule("rectifiers' results as bits", exact.rectified_as_bits),
+    Rule("masks as bits", exact.masks_as_bits),
+    Rule("gradients of a cross entropy's scores in one go", exact.gradients_of_scores),
+    Rule("indices and labels in fewer bytes", exact.indices_in_fewer_bytes),
+    Rule("gradients of ELU from results", rounding.elu_from_result, exact=False),
+    Rule("gradients of layer norms without a weight from results", rounding.layer_norm_from_result, exact=False),
+    Rule("gradients of what convolutions read without that", rounding.gradient_without_input, exact=False),
+    Rule("products added as they are made", rounding.products_added, exact=False),
+    Rule("batch norms folded into convolutions", rounding.folded_into_convolutions, exact=False),
+    Rule("batch norms folded into linear layers", rounding.folded_into_products, exact=False),
     (ALIGNMENT := Rule("products padded to rows that tensor cores read", products_padded, exact=False)),
 )
 

@@ -124,7 +124,10 @@ class TensorSpecs:
 
     def __init__(self, each: Iterable[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]) -> None:
         """Of tensors with these shapes, strides and dtypes."""
-        self._each = [(shape, stride, dtype, _plain_keys(dtype), reach(shape, stride)) for shape, stride, dtype in each]
+        self._each = [
+            (shape, stride, dtype, dispatched(torch.empty(0, dtype=dtype, device="cpu")), reach(shape, stride))
+            for shape, stride, dtype in each
+        ]
 
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether these are arguments like them; False may also be said of what only looks alike to a longer look."""
@@ -141,10 +144,6 @@ class TensorSpecs:
             if arg.untyped_storage().nbytes() < (arg.storage_offset() + least) * arg.itemsize:  # its memory was let go
                 return False
         return not is_differentiated(args)
-
-
-def _plain_keys(dtype: torch.dtype) -> int:
-    return dispatched(torch.empty(0, dtype=dtype, device="cpu"))
 
 
 # By tensor of a batch its shape and strides; behind them, where there are any, the places of what are no tensors.

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from lowtide.base.solver_text import described, replaced
 from lowtide.cost.memory import simulate
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.cuts import lower_bound_bytes
 
 

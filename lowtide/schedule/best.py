@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver, answers
 from lowtide.schedule.greedy import ProgramOrder, ReadyList, ReversePostOrder
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.memory import checked_order, simulate
+from lowtide.problems import Status
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best

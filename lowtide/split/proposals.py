@@ -202,13 +202,6 @@ def _saved_bytes(regions: Regions, region: SplitSet, hot: Mapping[Storage, int])
 def _laid_over(regions: Regions, region: SplitSet) -> set[Storage]:
     """The largest storage that parts may leave in the place of what they are given, as far as that is read by nobody later."""
     read_last = [value for value in region.sliced if value in regions.makers and regions.readers[value][-1] in region.axes]
-    able = [
-        result
-        for result, dim in region.written.items()
-        if any(region.sliced[value] == dim and _lies_alike(value, result) for value in read_last)
-    ]
+    ends = {(region.sliced[value], value.dtype, value.shape, value.stride, value.storage.nbytes) for value in read_last}
+    able = [each for each, dim in region.written.items() if (dim, each.dtype, each.shape, each.stride, each.storage.nbytes) in ends]
     return {max(able, key=_nbytes).storage} if able else set()
-
-
-def _lies_alike(one: Value, other: Value) -> bool:
-    return (one.dtype, one.shape, one.stride, one.storage.nbytes) == (other.dtype, other.shape, other.stride, other.storage.nbytes)

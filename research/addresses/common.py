@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.placement.base import Placement, Placer, placed, unplaced
 from lowtide.placement.greedy import Portfolio
+from lowtide.problems import Status
 from lowtide.problems.placement import FREE, Ints, PlaceProblem
-from lowtide.problems.status import Status
 
 
 @dataclass(frozen=True, eq=False)

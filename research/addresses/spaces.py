@@ -20,8 +20,8 @@ from lowtide.errors import FormatError
 from lowtide.placement.auto import AUTO, place
 from lowtide.placement.base import Placement, Placer, placed
 from lowtide.placement.strip import arena_bound_bytes
+from lowtide.problems import Status
 from lowtide.problems.placement import FREE, Ints, PlaceProblem, subproblem_of
-from lowtide.problems.status import Status
 
 
 def with_room(

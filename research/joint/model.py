@@ -13,8 +13,8 @@ import numpy as np
 
 from lowtide.placement import Placement
 from lowtide.placement.base import placed
+from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.status import Status
 from lowtide.schedule import Schedule, Solver
 from lowtide.schedule.base import scheduled
 from research.addresses.common import first_placement, in_sequence

@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from lowtide.base.solver_text import described
 from lowtide.placement import AUTO as PLACE
 from lowtide.placement import Placement, Placer
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.status import Status
 from lowtide.schedule import AUTO as ORDER
 from lowtide.schedule import Schedule, Solver
 from lowtide.schedule.base import scheduled

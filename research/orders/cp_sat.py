@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, scheduled
 from research.cp_sat import check_settings, solve
 from research.needs import need_ortools

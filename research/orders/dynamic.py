@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lowtide.problems import Status
 from lowtide.problems.order import Ints, OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, scheduled
 from research.orders.common import first_order
 from research.orders.sweep import SOLVED, UNBOUNDED, WIDE, Net, net_of, state_bytes, sweep

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Solver
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.cuts import least_live

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, scheduled
 from research.needs import need_ortools
 from research.orders.common import Windows, better_order, first_order, windows

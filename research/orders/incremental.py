@@ -15,8 +15,8 @@ from typing import NamedTuple
 from numpy.typing import ArrayLike
 
 from lowtide.cost.memory import Footprint, simulate
+from lowtide.problems import Status
 from lowtide.problems.order import Bytes, Ints, OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule.base import Schedule, Solver
 from lowtide.schedule.cuts import least_need, lower_bound_bytes
 from lowtide.schedule.exact import Exact

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.api.needs import Fit, usable_bytes
 from lowtide.cost.presets import preset
-from lowtide.planning.needs import Fit, usable_bytes
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.base.release import VERSION
+from lowtide.base import VERSION
 
 
 @pytest.fixture
@@ -39,4 +39,4 @@ def test_a_function_is_saved_and_read(tmp_path: Path):
 def test_an_installation_is_of_the_version_that_is_said():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'dynamic = ["version"]' in text
-    assert 'version = { attr = "lowtide.base.release.VERSION" }' in text
+    assert 'version = { attr = "lowtide.base.VERSION" }' in text

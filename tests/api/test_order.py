@@ -12,7 +12,7 @@ from hypothesis import given
 
 import lowtide
 from lowtide.errors import FormatError
-from lowtide.problems.order_json import load_problem
+from lowtide.problems.files import load_problem
 from lowtide.schedule import ProgramOrder, ReadyList, Schedule, schedule
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried
 

@@ -14,8 +14,8 @@ import lowtide
 from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
 from lowtide.placement.greedy import Greedy
+from lowtide.problems.files import load_buffers
 from lowtide.problems.placement import check_placement
-from lowtide.problems.placement_csv import load_buffers
 from tests.placements import least_arena_bytes, problems
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "place" / "example.12.csv"

@@ -22,9 +22,9 @@ from bench.order_speed import Instance, table
 from bench.results import Results
 from bench.yardstick import Yardstick, text_of
 from lowtide.cost.memory import order_problem
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem, problem_from_json
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem, problem_from_json
-from lowtide.problems.status import Status
 from lowtide.schedule import ReversePostOrder
 from lowtide.schedule.exact import Exact
 from tests.problems import same

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.large import STEPS, growth
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 from lowtide.schedule import ProgramOrder
 from lowtide.schedule.repair import Repair
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import io
-import time
 import warnings
 from typing import Any
 
@@ -281,98 +280,6 @@ def test_inference_puts_there_too():
         step(x)
         expected.append(torch.tanh(model.first(x)).detach())
     assert not differences(expected, model.outs)
-
-
-def bounded(kept: list[Any], value: Tensor) -> Any:
-    kept.append(value.detach())
-    return kept.pop(0) if len(kept) > 2 else None
-
-
-def of_all(kept: list[Any], value: Tensor) -> Any:
-    kept.append(value.detach())
-    return torch.stack(kept)
-
-
-def at_what_time(kept: list[Any], value: Tensor) -> Any:
-    kept.append((time.perf_counter(), value.detach()))
-
-
-def decided_by_a_number(kept: list[Any], value: Tensor) -> Any:
-    kept.append(value.item() if value.item() > 0 else 0)
-
-
-def at_a_count(kept: list[Any], value: Tensor) -> Any:
-    kept.append("step")
-    return value * 2 if len(kept) == 3 else value
-
-
-def at_what_time_in_words(kept: list[Any], value: Tensor) -> Any:
-    kept.append(f"{time.perf_counter()}")
-
-
-def one_in_two_places(kept: list[Any], value: Tensor) -> Any:
-    found = {"value": value.detach()}
-    kept.append(found)
-    everywhere.append(found)
-
-
-def by_position(kept: list[Any], value: Tensor) -> Any:
-    kept.append(value.detach())
-    return kept[0]
-
-
-@pytest.mark.parametrize(
-    ("keep", "why"),
-    [
-        (bounded, r"at \S+test_leaving.py:\d+.* reads what other steps leave in a list that it changes"),
-        (of_all, "still holds what the program computed"),
-        (at_what_time, "something else there each time"),
-        (decided_by_a_number, "control flow depends on data"),
-        (one_in_two_places, "into two places"),
-        (by_position, "reads what other steps leave"),
-        (at_a_count, "a list that it reaches had 1 items and has 2"),
-        (at_what_time_in_words, "a list that it reaches had 1 items and has 2"),
-    ],
-)
-def test_what_follows_from_earlier_steps_is_refused(keep, why):
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        value = square(model, x)
-        keep(kept, value)
-        return value
-
-    kept: list[Any] = []
-    model = Net()
-    with pytest.raises(lowtide.CaptureError, match=why):
-        lowtide.optimize(
-            model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
-        )
-    assert kept == []
-
-
-def test_an_average_in_an_object_that_a_module_holds_is_refused_with_what_helps():
-    """The program runs twice in one capture, for the optimizer's first step and the later ones: the second run finds the first one's."""
-
-    class Averages:
-        def __init__(self) -> None:
-            self.of: dict[str, Tensor] = {}
-
-        def update(self, model: nn.Module) -> None:
-            for name, parameter in model.named_parameters():
-                before = self.of.get(name, torch.zeros(()))
-                self.of[name] = 0.9 * before + parameter.grad.abs()
-
-    model = Net()
-    model.averages = Averages()
-    with pytest.raises(lowtide.CaptureError, match=r"left outside when it ran before.*each step writes in place"):
-        lowtide.optimize(
-            model,
-            torch.rand(5, 3),
-            loss=square,
-            optimizer=optim.Adam(model.parameters()),
-            training=lowtide.Training(after_backward=lambda model: model.averages.update(model)),
-            planning=lowtide.Planning(workspaces=False),
-        )
-    assert model.averages.of == {}
 
 
 def test_an_ordered_dictionary_is_put_back_whole():

@@ -8,11 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.cpu.model import BlockTimes, Core, Level, block_times, core_here
 from lowtide.cpu.network import StagedBody
 from lowtide.cpu.recipes import Target
 from lowtide.cpu.stages import RowBlock, alternatives
-from lowtide.cpu.trial import _leanest
+from lowtide.cpu.trial import BlockTimes, Core, Level, _leanest, block_times, core_here
 from lowtide.ir.graph import Graph, Kind, Node, Value
 from tests.cpu.networks import Builder, inverted_residuals
 

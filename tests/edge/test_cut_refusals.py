@@ -12,14 +12,12 @@ from typer.testing import CliRunner
 import lowtide
 from lowtide.cli.commands import app
 from lowtide.edge.check_cuts import check_cut
-from lowtide.edge.cuts import Cut, with_cuts
+from lowtide.edge.cuts import Cut, Ring, with_cuts
 from lowtide.edge.graph import EdgeGraph
 from lowtide.edge.interpret import interpret
 from lowtide.edge.onnx import network_of
-from lowtide.edge.output import from_json, to_header, to_json
-from lowtide.edge.page import to_page
+from lowtide.edge.output import from_json, to_header, to_json, to_page
 from lowtide.edge.plan import Space
-from lowtide.edge.rings import Ring
 from lowtide.errors import CheckError, FormatError
 from tests.edge_chains import Chain, inputs_of, random_chain
 

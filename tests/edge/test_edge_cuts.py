@@ -24,7 +24,7 @@ from lowtide.edge.plan import Space
 from lowtide.edge.problem import EdgeProblem
 from lowtide.edge.solve import EdgeEffort, EdgeRequest, solve_cut, with_cut_parts
 from lowtide.errors import BudgetError, FormatError
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 from tests.edge_brute import Brute
 from tests.edge_chains import Chain, inputs_of, random_chain
 from tests.edge_networks import by_onnxruntime, random_inputs, random_model

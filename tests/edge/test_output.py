@@ -13,8 +13,7 @@ import pytest
 import lowtide
 from lowtide.cli.edge import parse_memory
 from lowtide.edge.graph import EdgeGraph, EdgeNode, EdgeTensor
-from lowtide.edge.output import from_json, to_header, to_json
-from lowtide.edge.page import to_page
+from lowtide.edge.output import from_json, to_header, to_json, to_page
 from lowtide.edge.plan import Space
 from lowtide.errors import BudgetError, CheckError, FormatError
 from tests.edge_graphs import chain, random_graph, random_spaces

@@ -13,7 +13,7 @@ from lowtide.edge.output import from_json, to_json
 from lowtide.edge.plan import EdgeBlock, EdgePlan, Move, Space
 from lowtide.edge.solve import EdgeAnswer, EdgeEffort, EdgeRequest, least_bytes, solve
 from lowtide.errors import BudgetError, CheckError, FormatError
-from lowtide.problems.status import Status
+from lowtide.problems import Status
 from tests.edge_brute import Brute
 from tests.edge_graphs import chain, random_graph, random_spaces
 
@@ -161,7 +161,7 @@ def test_the_least_bytes_of_a_space_within_a_time_are_enough_and_one_less_is_not
     for seed in range(12):
         graph = random_graph(seed)
         fast, slow = Space("fast", None, 8.0, 8.0), Space("slow", None, 1.0, 1.0)
-        slowest = _time(graph, [fast, slow])
+        slowest = _time(graph, [replace(fast, capacity_bytes=1), slow])
         request = EdgeRequest.of(graph, [fast, slow])
         answer = least_bytes(request, 0, slowest * 2 // 3)
         assert answer.plan is not None

@@ -2,91 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.lightning_training import PLAIN, QUIET, Net, fit  # first: puts something in the place of torchvision, or skips
+
+# isort: split
 import torch
+import torchmetrics
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities import grad_norm
 from torch import nn
 
 import lowtide
-from bench import torchvision_shim
 from bench.in_values import in_values
-from lowtide.errors import CaptureError
+from lowtide.integrations.lightning import LowtideStrategy
 from tests.training import differences
 
-torchvision_shim.install()  # torchmetrics imports torchvision
-pytest.importorskip("lightning")
-
-import torchmetrics  # noqa: E402
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging  # noqa: E402
-from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
-from lightning.pytorch.utilities import grad_norm  # noqa: E402
-
-from lowtide.integrations.lightning import LowtideStrategy  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(num_workers|GPU|LeafSpec|isinstance|log_every_n_steps|checkpoint|dataloader_iter|lr_scheduler.step).*",
-    "ignore::FutureWarning",
-)
-
-PLAIN = {"optimize": {"planning": lowtide.Planning(workspaces=False)}}
-
-
-class Net(LightningModule):
-    def __init__(self, length: int = 8) -> None:
-        super().__init__()
-        self.words, self.drop, self.norm, self.head = nn.Embedding(20, 8), nn.Dropout(0.2), nn.LayerNorm(8), nn.Linear(8, 20)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        tokens, labels = batch
-        logits = self.head(self.norm(self.drop(self.words(tokens))))
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(tokens))
-        self.log_dict({"right": (logits.argmax(-1) == labels).float().mean(), "two": 2.0}, batch_size=len(tokens))
-        return {"loss": loss, "logits": logits.detach()}
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("checked", self.head(self.norm(self.words(batch[0]))).square().mean(), batch_size=len(batch[0]))
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}}
-
-
-class Keeps(Callback):
-    """What is to be seen at the end of each batch."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        last = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-        loss = outputs["loss"].detach().clone() if last else None  # of others only the logs are known
-        self.seen.append((trainer.global_step, loss, {name: each for name, each in trainer.callback_metrics.items() if last}))
-
-
-def loader(batches: list[Any]) -> Any:
-    return torch.utils.data.DataLoader(batches, batch_size=None)
-
-
-def fit(folder: Path, strategy: Any, count: int = 5, lengths: tuple[int, ...] = (6,), kind: Any = Net, **said: Any) -> Any:
-    """All that training leaves, and the trainer."""
-    seed_everything(0, verbose=False)
-    module, keeps = kind(), Keeps()
-    generator = torch.Generator().manual_seed(1)
-    drawn = [torch.randint(20, (2, lengths[at % len(lengths)]), generator=generator) for at in range(count)]
-    batches = [(tokens, tokens.roll(1, 1)) for tokens in drawn]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "devices": 1}
-    usual = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": folder, "callbacks": [keeps, *said.pop("further", ())]}
-    trainer = Trainer(**{**usual, **quiet, **{name: each for name, each in said.items() if name != "from_checkpoint"}}, strategy=strategy)
-    trainer.fit(module, loader(batches), loader(batches[:2]), ckpt_path=said.get("from_checkpoint"))
-    optimizer = trainer.optimizers[0].state_dict()
-    kept = {"seen": keeps.seen, "model": dict(module.state_dict()), "optimizer": optimizer, "generator": torch.get_rng_state()}
-    return copy.deepcopy({**kept, "steps": trainer.global_step, "metrics": dict(trainer.callback_metrics)}), trainer
+pytestmark = QUIET
 
 
 @pytest.mark.parametrize(
@@ -212,33 +150,6 @@ def test_goes_on_from_lightnings_checkpoint(tmp_path: Path):
     found, trainer = fit(tmp_path, LowtideStrategy(**PLAIN), from_checkpoint=tmp_path / "first.ckpt")
     assert not (told := differences(expected, found)), "\n".join(told[:8])
     assert trainer.global_step == 10
-
-
-class Counts(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx)["loss"] * (2 if batch_idx % 2 else 1)
-
-
-class Looks(Net):
-    def on_after_backward(self) -> None:
-        return None
-
-
-class ByHand(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
-SEEN: list[Any] = []
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"), [(Counts, "batch_idx at"), (Looks, "Looks.on_after_backward"), (ByHand, "automatic optimization")]
-)
-def test_refuses_what_has_no_way_in(tmp_path: Path, kind: Any, why: str):
-    with pytest.raises(CaptureError, match=why):
-        fit(tmp_path, LowtideStrategy(**PLAIN), kind=kind)
 
 
 class Early(Net):
@@ -370,75 +281,6 @@ def test_gathers_statistics_without_an_update(tmp_path: Path):
     expected, _ = fit(tmp_path, Rests(), further=[StochasticWeightAveraging(0.01, swa_epoch_start=1)], **said)
     found, _ = fit(tmp_path, LowtideStrategy(**PLAIN), further=[StochasticWeightAveraging(0.01, swa_epoch_start=1)], **said)
     assert not (told := differences(expected["model"], found["model"])), "\n".join(told[:8])
-
-
-def stepping(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
-    optimizer_closure() if batch_idx % 2 else optimizer.step(closure=optimizer_closure)
-
-
-def twice(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
-    optimizer.step(closure=optimizer_closure)
-    optimizer.step()
-
-
-def slower(self: Any, optimizer: Any) -> None:
-    optimizer.param_groups[0]["lr"] = 0.0
-
-
-def norms(self: Any, optimizer: Any) -> None:
-    self.log("norm", torch.tensor([each.grad.norm() for each in self.parameters()], dtype=torch.float64).norm())
-
-
-def doing(what: Any) -> Any:
-    """A training step that does something beside."""
-
-    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        returned = Net.training_step(self, batch, batch_idx)
-        return returned if (other := what(self, returned["loss"], batch_idx)) is None else other
-
-    return training_step
-
-
-class Counted(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean, self.hidden = torchmetrics.MeanMetric(), (torchmetrics.MeanMetric(),)
-
-
-@pytest.mark.parametrize(
-    ("methods", "why"),
-    [
-        ({"optimizer_step": stepping}, r"optimizer_step calls the closure without the optimizer's step"),
-        ({"optimizer_step": twice}, r"optimizer_step steps the optimizer without the closure"),
-        ({"optimizer_zero_grad": lambda self, *given: None}, r"Mine.optimizer_zero_grad is overridden: a step lets gradients go"),
-        ({"backward": lambda self, loss: (loss * 2).backward()}, r"Mine.backward is overridden: .* change that loss"),
-        ({"on_before_zero_grad": lambda self, optimizer: None}, r"on_before_zero_grad is overridden: .* use on_train_batch_end"),
-        ({"on_before_optimizer_step": slower}, r"sets a number of the optimizer .*: set it in on_train_batch_start"),
-        ({"on_before_optimizer_step": norms}, r"wants the numbers of tensors at .*: torch.stack"),
-        (
-            {"training_step": doing(lambda self, loss, at: loss * self.mean(loss))},
-            r"uses the value of a metric at .*functional",
-        ),
-        ({"training_step": doing(lambda self, loss, at: self.mean(loss))}, r"returns batch_idx or the value of a metric"),
-        ({"training_step": doing(lambda self, loss, at: SEEN.append(at))}, r"a list that it reaches had . items"),
-        ({"training_step": doing(lambda self, loss, at: {"loss": loss, "at": at})}, r"value of a metric in \['at'\]"),
-        ({"training_step": doing(lambda self, loss, at: self.log("m", self.hidden[0]))}, r"no attribute of the module"),
-        ({"training_step": doing(lambda self, loss, at: self.trainer.save_checkpoint("x"))}, r"calls trainer.save_checkpoint at .*once"),
-        ({"training_step": doing(lambda self, loss, at: setattr(self.trainer, "should_stop", True))}, r"sets trainer.should_stop at"),
-        ({"training_step": lambda self, dataloader_iter: None}, r"fetches batches by itself"),
-    ],
-)
-def test_refuses_what_would_differ(tmp_path: Path, methods: dict[str, Any], why: str):
-    with pytest.raises(CaptureError, match=why):
-        fit(tmp_path, LowtideStrategy(**PLAIN), kind=type("Mine", (Counted,), methods))
-
-
-def test_refuses_several_devices_and_callbacks_that_look_at_gradients(tmp_path: Path):
-    with pytest.raises(CaptureError, match="expects one device, Trainer has 2"):
-        fit(tmp_path, LowtideStrategy(**PLAIN), devices=2)
-    looks = LambdaCallback(on_before_zero_grad=lambda *given: None)
-    with pytest.raises(CaptureError, match=r"LambdaCallback\.on_before_zero_grad is overridden"):
-        fit(tmp_path, LowtideStrategy(**PLAIN), further=[looks])
 
 
 def test_takes_the_device_of_the_trainer():

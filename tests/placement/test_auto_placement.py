@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.placement import AUTO, Auto, answers, place
+from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem, components, subproblem_of
-from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, meet, problems
 
 unhurried = settings(deadline=None)

@@ -10,8 +10,8 @@ from lowtide.placement import answers
 from lowtide.placement.exact import CapacityQuestion, Exact, Switches
 from lowtide.placement.search import NO
 from lowtide.placement.sections import cut
+from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem, check_placement
-from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems
 
 DATA = Path(__file__).parents[1] / "data" / "place"

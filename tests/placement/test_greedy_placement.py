@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from lowtide.placement import Greedy, Placement, Portfolio, answers, arena_bound_bytes, fitting, greedy
 from lowtide.placement.base import placed
 from lowtide.placement.fitting import FITS, ORDERS, FitRule, Order, sequence
-from lowtide.placement.free_lists import FreeLists
+from lowtide.placement.greedy import FreeLists
 from lowtide.placement.strip import Strip
+from lowtide.problems import Status
 from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, meet, problems
 
 unhurried = settings(deadline=None)

@@ -6,8 +6,8 @@ from lowtide.placement import Greedy, Portfolio
 from lowtide.placement.base import placed
 from lowtide.placement.local import settled
 from lowtide.placement.strip import Strip
+from lowtide.problems import Status
 from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.status import Status
 from tests.placements import least_arena_bytes, problems
 
 FOREVER = float("inf")

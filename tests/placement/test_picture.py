@@ -13,9 +13,9 @@ from lowtide.errors import FormatError
 from lowtide.placement.base import Placement
 from lowtide.placement.greedy import Greedy
 from lowtide.placement.picture import check_picture, draw
+from lowtide.problems import Status
+from lowtide.problems.files import load_buffers
 from lowtide.problems.placement import PlaceProblem
-from lowtide.problems.placement_csv import load_buffers
-from lowtide.problems.status import Status
 
 DATA = Path(__file__).parents[1] / "data" / "place"
 BEGINS = {"png": b"\x89PNG\r\n", "svg": b"<?xml", "pdf": b"%PDF"}

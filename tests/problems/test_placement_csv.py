@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
+from lowtide.problems.files import buffers_from_csv, ids, load_buffers, save_offsets
 from lowtide.problems.placement import FREE, PlaceProblem
-from lowtide.problems.placement_csv import buffers_from_csv, ids, load_buffers, save_offsets
 from tests.placements import buffers_to_csv, problems
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "place" / "example.12.csv"

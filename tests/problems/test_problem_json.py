@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bench.order_files import problem_to_json
 from lowtide.errors import FormatError
+from lowtide.problems.files import load_problem, problem_from_json
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem, problem_from_json
 from tests.edits import edited
 from tests.problems import Case, cases, same
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from bench.rewrites import Source
 from lowtide.cost.memory import simulate
 from lowtide.errors import CheckError
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, ReversePostOrder
 from lowtide.schedule.exact import Exact
 from research.orders.carry import carry_over

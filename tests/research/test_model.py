@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from lowtide.placement import Placement
 from lowtide.placement.base import placed
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
 from lowtide.problems.placement import PlaceProblem, check_placement
-from lowtide.problems.status import Status
 from lowtide.schedule import Exact, ProgramOrder
 from research.buffers import order_buffers
 from research.joint import model

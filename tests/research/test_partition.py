@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import ReadyList, ReversePostOrder, Schedule
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.repair import OrderLine

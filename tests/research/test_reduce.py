@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 
 from lowtide.cost.memory import checked_order, simulate
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule.beam import Beam
 from research.orders.fuse_subgraphs import FuseSubgraphs
 from research.orders.reduce import DropZeroBytes, Reducing, Reduction

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from lowtide.placement import Placer
 from lowtide.placement.base import Placement, placed
 from lowtide.placement.strip import arena_bound_bytes
+from lowtide.problems import Status
+from lowtide.problems.files import load_buffers
 from lowtide.problems.placement import FREE, PlaceProblem, check_placement
-from lowtide.problems.placement_csv import load_buffers
-from lowtide.problems.status import Status
 from research.addresses import common as reference
 from research.addresses import cp_sat, ilp
 from research.addresses.common import Model, in_sequence

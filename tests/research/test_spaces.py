@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lowtide.errors import FormatError
 from lowtide.placement import place
 from lowtide.placement.greedy import Greedy, Portfolio
+from lowtide.problems import Status
 from lowtide.problems.placement import FREE, PlaceProblem, check_placement, subproblem_of
-from lowtide.problems.status import Status
 from research.addresses.spaces import Space, SpacedPlacement, SpacedProblem, place_in_spaces
 from tests.placements import least_arena_bytes, problems
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 
 from lowtide.errors import CheckError
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, Schedule, Solver
 from research.joint.two_steps import Joint, JointProblem, JointSolver, TwoStep, joint
 from tests.problems import Case, cases

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, Schedule
 from tests.problems import Case, slow_peak, topological_orders
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import Auto, Exact, ProgramOrder, schedule, schedule_all
 from tests.problems import ORDER_FILES, Case, cases, least_peak, unhurried
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.schedule import Auto, Best, Exact, ProgramOrder, ReadyList, schedule
 from lowtide.schedule.exact import _CHUNK
 from tests.problems import ORDER_FILES, Case, cases, least_peak, unhurried

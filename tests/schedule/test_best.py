@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import Best, ProgramOrder, ReadyList, ReversePostOrder, Schedule, lower_bound_bytes, schedule
 from lowtide.schedule.base import scheduled
 from tests.problems import Case, cases, slow_peak, topological_orders, unhurried

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from lowtide.errors import CheckError
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
 from lowtide.schedule import Best, schedule
 from lowtide.schedule.cuts import cut_bound_bytes, least_need
 from tests.problems import Case, cases, slow_footprint, slow_peak, topological_orders, unhurried

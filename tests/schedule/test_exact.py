@@ -7,9 +7,9 @@ from hypothesis import given, settings
 
 from lowtide.base.kernels import kernel
 from lowtide.cost.memory import simulate
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import Best, ProgramOrder, Schedule, answers, downsets
 from lowtide.schedule.downsets import DONE, LIVE, READY, DownsetNet, DownsetWalk, net_of, start
 from lowtide.schedule.exact import Exact

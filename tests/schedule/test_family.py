@@ -14,8 +14,8 @@ from lowtide.errors import ShapeError
 from lowtide.ir.shapes.dimension import Dimension
 from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import parse
+from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.status import Status
 from lowtide.ranges.candidate import sample_points
 from lowtide.ranges.planner import fewest, one_by_one
 from lowtide.schedule.auto import schedule

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.cost.memory import simulate
+from lowtide.problems import Status
+from lowtide.problems.files import load_problem
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.problems.order_json import load_problem
-from lowtide.problems.status import Status
 from lowtide.schedule import ProgramOrder, ReadyList, ReversePostOrder, Schedule
 from lowtide.schedule.base import scheduled
 from lowtide.schedule.beam import Beam

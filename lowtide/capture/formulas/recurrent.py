@@ -27,7 +27,7 @@ from lowtide.capture.real import not_remembered
 from lowtide.capture.sizes.symbols import is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
-from lowtide.kernels.recurrent import InPlaceOfLayers
+from lowtide.kernels.layers import InPlaceOfLayers
 
 _ATEN = torch.ops.aten
 _LAYER = _ATEN.mkldnn_rnn_layer.default

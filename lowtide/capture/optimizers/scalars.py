@@ -18,16 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.derived_numbers import (
-    COMPARISONS,
-    NUMBER_OPERATIONS,
-    Branch,
-    DerivedNumbers,
-    Formula,
-    UnknownNumberError,
-    UnmadeNumberError,
-    content_of,
-)
+from lowtide.capture.optimizers import derived_numbers as derived
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
 from lowtide.ir.graph import Arg, Slot, Value
@@ -53,7 +44,7 @@ class Guard:
             return False
         try:
             same_type = isinstance(current, bool) == isinstance(self.operand, bool) or isinstance(self.operand, (int, float))
-            return bool(COMPARISONS[self.compare](current, self.operand)) is self.outcome and same_type
+            return bool(derived.COMPARISONS[self.compare](current, self.operand)) is self.outcome and same_type
         except (TypeError, ValueError, RuntimeError):
             return False
 
@@ -62,7 +53,7 @@ class UndecidedError(CaptureError):
     """A decision that can be known once the step before has been taken."""
 
 
-Fact: TypeAlias = Guard | Branch  # both are asked `holds(read)`
+Fact: TypeAlias = Guard | derived.Branch  # both are asked `holds(read)`
 UNKNOWN = object()  # in the place of a number that follows from data
 
 
@@ -72,17 +63,17 @@ class Scalars:
     def __init__(self, draft: Draft, seed: int) -> None:
         self.draft = draft
         self.guards: dict[Guard, None] = {}
-        self._branches: dict[tuple[Formula, str, bool], dict[tuple[Slot, ...], None]] = {}
+        self._branches: dict[tuple[derived.Formula, str, bool], dict[tuple[Slot, ...], None]] = {}
         self._random = random.Random(seed)
         self._value_of: dict[float, Value] = {}
         self._memory: dict[tuple[Any, ...], Any] = {}
-        self._foretold = DerivedNumbers(lambda: zip(draft.inputs, draft.slots, strict=True), draft.nodes)
+        self._foretold = derived.DerivedNumbers(lambda: zip(draft.inputs, draft.slots, strict=True), draft.nodes)
         draft.scalar_of, draft.read_number = self._value_of.get, self._read_by_operator
 
     @property
     def facts(self) -> tuple[Fact, ...]:
         """What must hold for the recorded program to be the right one."""
-        return (*self.guards, *(Branch(*key, tuple(applied)) for key, applied in self._branches.items()))
+        return (*self.guards, *(derived.Branch(*key, tuple(applied)) for key, applied in self._branches.items()))
 
     def root(self, slot: Slot, actual: Any, name: str) -> Any:
         """What the optimizer gets for the number at `slot`; flags, None and strings are taken as they are and guarded."""
@@ -101,8 +92,8 @@ class Scalars:
     def learn(self, value: Value, content: Any) -> None:
         """Say what an input holds at capture, where that is a number or a tensor of one element on the host."""
         try:
-            self._foretold.known[value] = content_of(content)
-        except UnknownNumberError:
+            self._foretold.known[value] = derived.content_of(content)
+        except derived.UnknownNumberError:
             return
 
     def read(self, tensor: Any) -> Any:
@@ -130,16 +121,16 @@ class Scalars:
         """The outcome of a comparison, now a guard."""
         try:
             foretold = self._foretold.now(left.value, _written(right))
-        except UnmadeNumberError:
+        except derived.UnmadeNumberError:
             raise UndecidedError(
                 f"the optimizer decides on state that its step before this one has made, at {users_line()}: take that step first"
             ) from None
-        except UnknownNumberError:
+        except derived.UnknownNumberError:
             raise CaptureError(
                 f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
                 "cannot be captured as one program"
             ) from None
-        outcome = bool(COMPARISONS[op](*foretold))
+        outcome = bool(derived.COMPARISONS[op](*foretold))
         if left.slot is not None and not isinstance(right, TracedNumber):
             self.guards[Guard(left.slot, op, right, outcome)] = None
         else:
@@ -160,14 +151,14 @@ class Scalars:
         """The number at capture; UNKNOWN if it follows from data."""
         try:
             return self._foretold.now(number.value)[0]
-        except UnknownNumberError:
+        except derived.UnknownNumberError:
             return UNKNOWN
 
     def known_content(self, value: Value) -> Any:
         """What a tensor of one element will hold after what was recorded; UNKNOWN if that follows from data."""
         try:
-            return content_of(self._foretold.now(value)[0])
-        except UnknownNumberError:
+            return derived.content_of(self._foretold.now(value)[0])
+        except derived.UnknownNumberError:
             return UNKNOWN
 
     def is_float(self, number: TracedNumber) -> bool:
@@ -251,7 +242,7 @@ for _name in ("neg", "abs"):
     setattr(TracedNumber, f"__{_name}__", lambda self, op=_name: self.scalars.apply(op, (self,)))
 for _name, _convert in {"float": float, "int": int, "index": operator.index}.items():
     setattr(TracedNumber, f"__{_name}__", lambda self, convert=_convert: convert(self.scalars.freeze(self)))
-for _name in NUMBER_OPERATIONS:
+for _name in derived.NUMBER_OPERATIONS:
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, reflected=False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, reflected=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

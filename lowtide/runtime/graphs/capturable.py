@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lowtide.ir.bodies import is_region
+from lowtide.ir.bodies import run_nodes
 from lowtide.ir.graph import Graph, Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_random, is_transfer, is_view, row_of
 from lowtide.ir.operators.row import ITEM, SAVE, STOP, Fusion
@@ -69,7 +69,7 @@ def _refusals(graph: Graph, host: str) -> Iterator[str]:
     if any(value.storage.kind is Kind.INPUT and value.storage in absolute for value in graph.inputs):
         yield "it reads the batch by places in its storage (as_strided), which a copy does not have"
     changing = {value.storage for value in graph.inputs if _on(value.storage, host)}  # on the host, and other at each call
-    for node in _nodes(graph):
+    for node in run_nodes(graph):
         yield from _of_node(node, host, changing)
     for value in graph.outputs:
         if _on(value.storage, host):
@@ -101,13 +101,6 @@ def _of_node(node: Node, host: str, changing: set[Storage]) -> Iterator[str]:
         wrapped = row_of(node.op).fusion is Fusion.ELEMENTWISE and len(read_on_host) < len(node.inputs)
         if not wrapped or any(value.shape for value in read_on_host):
             yield f"{text_of(node)} copies {read_on_host[0].name} from the host, where it is gone at a replay"
-
-
-def _nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        if node.body is not None and not is_region(node):
-            yield from _nodes(node.body)
 
 
 def text_of(node: Node) -> str:
