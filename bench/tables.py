@@ -37,6 +37,7 @@ def page() -> str:
         _head(),
         _order_alone(),
         _proven(),
+        _long_orders(),
         _equal(),
         _limits(),
         _swapping(),
@@ -110,6 +111,29 @@ def _proven() -> str:
         "python -m bench.order_real",
         f"{proven} of {len(rows)} training steps, of {min(operators):,} to {max(operators):,} operators, end with the proof"
         f" that no order needs less.\nThe slowest takes {max(row['cpu_s'] for row in rows):.2f} s of processor time.",
+    )
+
+
+def _long_orders() -> str:
+    lines = [
+        [
+            row["step"],
+            f"{row['operators']:,}",
+            f"{row['seconds']:.1f}",
+            f"{row['process_bytes'] / 2**30:.1f}",
+            "proven" if row["status"] == "optimal" else f"{row['gap_percent']:.4f} %",
+        ]
+        for row in rows_of("large")
+        if row["operators"] > 50_000
+    ]
+    return section(
+        "Orders of long steps",
+        "large",
+        "python -m bench.large",
+        "Made-up training steps, and random layers of 16 nodes. Seconds are the processor's, GiB those of the whole process. The gap is\n"
+        "to a bound that no order's peak is below.",
+        ("", "operators", "seconds", "GiB", "gap"),
+        lines,
     )
 
 
