@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lowtide.api.engines import order, place
     from lowtide.api.explain import Explanation, explain
     from lowtide.api.frozen import Frozen
-    from lowtide.api.frozen_file import FrozenNeeds, frozen_needs, load_frozen
+    from lowtide.api.load import FrozenNeeds, frozen_needs, load_frozen
     from lowtide.api.needs import Needs, needs
     from lowtide.api.optimize import optimize
     from lowtide.api.options import Parallel, Planning, Run, Shapes, Training
@@ -46,7 +46,7 @@ _NAMES = {
     "api.engines": "order place",
     "api.explain": "Explanation explain",
     "api.frozen": "Frozen",
-    "api.frozen_file": "FrozenNeeds frozen_needs load_frozen",
+    "api.load": "FrozenNeeds frozen_needs load_frozen",
     "api.needs": "Needs needs",
     "api.optimize": "optimize",
     "api.options": "Parallel Planning Run Shapes Training",

@@ -8,7 +8,7 @@ import pytest
 from tests.imports import PACKAGE
 
 # Rooms and files that read what came from a file: there even a kind is looked at by `errors.py`.
-OF_FILES = ("cpu/", "ir/", "lower/", "plan/", "problems/", "api/archive.py", "api/frozen_file.py", "api/saved_check.py")
+OF_FILES = ("cpu/", "ir/", "lower/", "plan/", "problems/", "api/archive.py", "api/load.py", "api/save.py", "api/saved_check.py")
 KINDS = {"assert x is not None": "is there", "assert isinstance(x, int)": "of a kind", "assert x > 0": "anything else"}
 
 

@@ -13,6 +13,7 @@ from lowtide.api.options import Run, Training
 from lowtide.base.messages import warn
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within, torch_optimizer
+from lowtide.capture.program import TrainingProgram
 from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -41,6 +42,13 @@ def checked_optimizer(
     if trained is not None and run.state != "host":
         check_state_is_there(trained)
     return trained
+
+
+def training_program(model: nn.Module, loss: Any, optimizer: Any, training: Training, **further: Any) -> TrainingProgram | None:
+    """What is captured of a training step; None for inference."""
+    if loss is None or optimizer is None:
+        return None
+    return TrainingProgram(model, loss, optimizer, training.after_backward, training.accumulate, training.scaler, **further)
 
 
 def check_arguments(model: Any, loss: Any, optimizer: Any, training: Training) -> None:

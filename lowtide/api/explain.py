@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_memories, checked_optimizer, device_of, lies_on_host, warn_of_nowhere_to_swap
+from lowtide.api.arguments import check_memories, checked_optimizer, device_of, lies_on_host, training_program, warn_of_nowhere_to_swap
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
 from lowtide.api.notation import varying_of
@@ -20,7 +20,6 @@ from lowtide.api.options import Planning, Run, Shapes, Training, told_in_values
 from lowtide.base.messages import Stages, bytes_text, time_text, wants_progress
 from lowtide.base.process import collected_seldom
 from lowtide.capture.batches import largest, positional_and_keyword
-from lowtide.capture.program import TrainingProgram
 from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem
 from lowtide.cuda.absent import assumptions
@@ -225,11 +224,8 @@ def explain(
     workspaces = planning.workspaces is not False
     warn_of_nowhere_to_swap(run, target, machine is not None)
     BatchSpec.of(args, kwargs, target)  # refuses what is no batch
-    program = None
-    if loss is not None and trained is not None:
-        between_steps = lies_on_host(run, target, machine is not None)
-        more = training.after_backward, training.accumulate, training.scaler
-        program = TrainingProgram(model, loss, trained, *more, between_steps=between_steps)
+    between_steps = lies_on_host(run, target, machine is not None)
+    program = training_program(model, loss, trained, training, between_steps=between_steps)
     stages = Stages(planning.callback, wants_progress(planning.progress))
     timed = Limit(latency=1.0, host_bytes=limit.host_bytes)
     settings = PlanningSettings(timed, run.state == "swap", planning.solver or Auto(), planning.sweeps(_LEVEL))

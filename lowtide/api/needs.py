@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.api.arguments import check_arguments, check_memories, check_scaler, check_state_on_host
+from lowtide.api.arguments import check_arguments, check_memories, check_scaler, check_state_on_host, training_program
 from lowtide.api.captures import Captures
 from lowtide.api.options import Run, Training
 from lowtide.base.messages import Stages, bytes_text, time_text, wants_progress
 from lowtide.base.process import collected_seldom
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import torch_optimizer
-from lowtide.capture.program import TrainingProgram
 from lowtide.cost.device import Device
 from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.presets import CARDS, preset
@@ -210,10 +209,7 @@ def needs(
     args, kwargs = positional_and_keyword(batch)
     target, largest = torch.device("cuda"), devices[-1]
     BatchSpec.of(args, kwargs, target)
-    program = None
-    if loss is not None and trained is not None:
-        more = training.after_backward, training.accumulate, training.scaler
-        program = TrainingProgram(model, loss, trained, *more, between_steps=run.state == "host")
+    program = training_program(model, loss, trained, training, between_steps=run.state == "host")
     stages = Stages(None, wants_progress(None))
     captures = Captures(model, program, target, stages, machine=largest)
     machine = Machine(str(target), largest, False, run.swap, stages)

@@ -22,7 +22,6 @@ from lowtide.base.files import read_utf8
 from lowtide.base.messages import Stages, bytes_text, wants_progress
 from lowtide.capture.batches import positional_and_keyword
 from lowtide.capture.optimizers.wrappers import counters_of
-from lowtide.capture.program import TrainingProgram
 from lowtide.errors import FormatError
 from lowtide.plan.plan import Plan
 from lowtide.planning.machine import Machine
@@ -131,7 +130,7 @@ def optimize(
     """
     if not isinstance(exact, bool):
         raise TypeError(f"exact: expected True or False, got {exact!r}")
-    dynamic, options = shapes.dynamic, training
+    dynamic = shapes.dynamic
     varies, together = dynamic is not None, parallel.group is not None
     group_setup = ProcessGroupSetup.of(
         model, parallel.group, parallel.shard, trains=loss is not None, varies=varies, policy=shapes.on_new_shape
@@ -152,13 +151,11 @@ def optimize(
     target = arguments.device_of(model, planning.device, machine)
     arguments.check_memories(limit, target, machine, swap=run.swap, varies=varies)
     spec = BatchSpec.of(args, kwargs, target, training=loss is not None)
-    program = None
-    if loss is not None and trained is not None:
-        around = group_setup.wrapper, counters_of(optimizer), run.kernels == "compiled"  # which fuses the operators of single tensors
-        between_steps = arguments.lies_on_host(run, target, machine is not None)
-        program = TrainingProgram(
-            model, loss, trained, options.after_backward, options.accumulate, options.scaler, group_setup.ranks, *around, between_steps
-        )
+    program = arguments.training_program(
+        model, loss, trained, training, ranks=group_setup.ranks, wrapper=group_setup.wrapper, counters=counters_of(optimizer),
+        single_tensor=run.kernels == "compiled",  # which fuses the operators of single tensors
+        between_steps=arguments.lies_on_host(run, target, machine is not None),
+    )  # fmt: skip
     arguments.warn_of_nowhere_to_swap(run, target, machine is not None)
     obstacle = _ON_META if on_meta else "" if machine is None else _ELSEWHERE.format(machine.name)  # why the step can only be planned
     stages = Stages(planning.callback, wants_progress(planning.progress))
@@ -168,7 +165,7 @@ def optimize(
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
     settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
-    check_uncut(varying, options.accumulate)
+    check_uncut(varying, training.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)
     links_bytes_per_s = 0.0 if obstacle else group_setup.links_bytes_per_s(target)
     here = Machine(str(target), machine, tries, run.swap, stages, links_bytes_per_s, _VARIANTS[planning.effort or "normal"])

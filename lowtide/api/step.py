@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arguments import check_memories
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
-from lowtide.api.frozen_file import freeze, save
 from lowtide.api.home import fetch, refuse_steps_without_state
 from lowtide.api.lookup import Lookup, Prepared
 from lowtide.api.maker import Family, StepMaker
 from lowtide.api.notation import Seen
 from lowtide.api.other_shapes import OtherShapes, run_eagerly
 from lowtide.api.range_maker import RangeMaker
+from lowtide.api.save import freeze, save
 from lowtide.api.step_memory import ArenaReport, NewMemory, StepMemory
 from lowtide.api.variant import Variant
 from lowtide.api.verify import MeasuredStep, Verification, verified

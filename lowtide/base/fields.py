@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from typing import Any, NoReturn, TypeGuard
 
@@ -72,6 +73,19 @@ def integer(where: str, item: dict[str, Any], field: str, default: int | None = 
     return value if _is_integer(value) else refuse(where, field, "an integer", value)
 
 
+def count(where: str, item: dict[str, Any], field: str, least: int = 0) -> int:
+    """A field that is a whole number from `least` on."""
+    value = integer(where, item, field)
+    return value if value >= least else refuse(where, field, f"{least} or more", value)
+
+
+def number(where: str, field: str, value: Any, least: float = 0.0) -> float:
+    """What stands for a field, if it is a finite number from `least` on."""
+    if not is_number(value) or not least <= value < math.inf or math.isinf(value):
+        refuse(where, field, "a number" if math.isinf(least) else f"a number, {least:g} or more", value)
+    return float(value)
+
+
 def integers(where: str, item: dict[str, Any], field: str) -> tuple[int, ...]:
     """A field that is a list of whole numbers, empty where it is left out."""
     value = item.get(field, [])
@@ -109,6 +123,10 @@ def refuse(where: str, field: str, expected: str, value: Any) -> NoReturn:
     """Raises FormatError: the field is not what it should be."""
     kind = "nothing" if value is None else type(value).__name__
     raise FormatError(f"{where}: expected {field!r} to be {expected}, got {kind}")
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any) -> TypeGuard[int]:

@@ -84,7 +84,7 @@ def needs_command(
 
 
 def _say_of_file(path: str, json_out: str | None) -> None:
-    from lowtide.api.frozen_file import frozen_needs
+    from lowtide.api.load import frozen_needs
 
     with refusals():
         needs = frozen_needs(path)

@@ -227,7 +227,7 @@ def compile_command(
     The file is read again, run on the batch, and compared with eager's result and float64's.
     """
     # These import torch, which takes seconds: other commands do without it.
-    from lowtide.api.frozen_file import frozen_needs, load_frozen
+    from lowtide.api.load import frozen_needs, load_frozen
     from lowtide.api.optimize import optimize
     from lowtide.capture.batches import positional_and_keyword
     from lowtide.cli.workload import builder, users_code

@@ -37,13 +37,13 @@ class Input:
     position: int
 
 
-def read_torch(model: torch.nn.Module, example: tuple[Any, ...], *, name: str = "") -> EdgeGraph:
+def read_torch(model: torch.nn.Module, example: tuple[Any, ...]) -> EdgeGraph:
     """The network that a model computes for the shapes of `example`, the arguments of its forward. Parameters and buffers are constants.
 
     The model is captured as it is: call `eval()` before. Raises CaptureError for shapes that are not fixed, for models that write their
     buffers, and for operators that read strides; what torch.export cannot capture raises its own errors.
     """
-    return _Export(exported(model, example)).graph(name or type(model).__name__)
+    return _Export(exported(model, example)).graph(type(model).__name__)
 
 
 def exported(model: torch.nn.Module, example: tuple[Any, ...]) -> torch.export.ExportedProgram:

@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple
 from hashlib import sha256
 from typing import Any
 
-from lowtide.base.fields import boolean, check_fields, integer, integers, refuse, string, without_repeats
+from lowtide.base.fields import boolean, check_fields, integer, integers, is_number, refuse, string, without_repeats
 from lowtide.base.messages import bytes_text
 from lowtide.edge.check import check
 from lowtide.edge.cuts import Cut, cut_body, with_cuts, with_inputs_outside
@@ -124,7 +124,7 @@ def _list(item: dict[str, Any], field: str) -> list[Any]:
 
 def _number(item: dict[str, Any], field: str) -> float | None:
     value = item.get(field)
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+    if value is None or is_number(value):
         return value
     refuse("edge plan", field, "a number or null", value)
 

@@ -111,6 +111,14 @@ class Value:
     version: int = 0
 
 
+def free_name(wanted: str, taken: set[str]) -> str:
+    """A name that is none of those `taken`, with `_` behind it where it takes that; it is one of them from now on."""
+    while wanted in taken:
+        wanted += "_"
+    taken.add(wanted)
+    return wanted
+
+
 @dataclass(frozen=True, slots=True)
 class Atom:
     """An argument that only torch can spell: Atom("dtype", "float32"), Atom("device", "cuda:0")."""

@@ -44,7 +44,7 @@ from lowtide.base.messages import bytes_text
 from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.bodies import Region, is_loop, is_region, run_nodes
-from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value, free_name
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer
 from lowtide.ir.operators.row import AS_STRIDED, SCATTER, STOP
 from lowtide.ir.shapes import points
@@ -236,11 +236,7 @@ def _variables(graph: Graph) -> tuple[dict[Value, str], Sizes, Callable[[str], s
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    name = name if _VARIABLE.fullmatch(name) else "v"
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
+    return free_name(name if _VARIABLE.fullmatch(name) else "v", taken)
 
 
 class Writes(NamedTuple):

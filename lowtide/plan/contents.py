@@ -79,13 +79,13 @@ def timeline_from(where: str, item: Any) -> Timeline:
 def times_from(where: str, item: dict[str, Any], name: str, count: int) -> tuple[float, ...]:
     """A list of microseconds. Raises FormatError for any other."""
     entries = item.get(name)
-    if not isinstance(entries, list) or len(entries) != count or not all(map(_is_time, entries)):
+    if (
+        not isinstance(entries, list)
+        or len(entries) != count
+        or not all(fields.is_number(each) and 0 <= each < math.inf for each in entries)
+    ):
         fields.refuse(where, name, f"{count} numbers, 0 or more", entries)
     return tuple(map(float, entries))
-
-
-def _is_time(entry: object) -> bool:
-    return isinstance(entry, (int, float)) and not isinstance(entry, bool) and 0 <= entry < math.inf
 
 
 def _phases_from(where: str, item: dict[str, Any], steps: int) -> tuple[tuple[str, int], ...]:

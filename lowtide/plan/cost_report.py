@@ -40,13 +40,11 @@ def rule_reports_from(item: Any) -> tuple[RuleReport, ...]:
 
 def _from(where: str, item: Any) -> RuleReport:
     fields.check_fields(where, item, set(_RULE_KEYS))
-    storages, cost_us = item.get("held"), item.get("cost_us")
+    storages, cost_us = item.get("held"), fields.number(where, "cost_us", item.get("cost_us"), -math.inf)
     if not isinstance(storages, list) or not storages or not all(isinstance(name, str) for name in storages):
         fields.refuse(where, "held", "names of storages", storages)
-    if isinstance(cost_us, bool) or not isinstance(cost_us, (int, float)) or not math.isfinite(cost_us):
-        fields.refuse(where, "cost_us", "a number", cost_us)
     held_bytes, peak_bytes = fields.integer(where, item, "held_bytes"), fields.integer(where, item, "peak_bytes")
-    return RuleReport(fields.string(where, item, "rule"), tuple(storages), held_bytes, peak_bytes, float(cost_us))
+    return RuleReport(fields.string(where, item, "rule"), tuple(storages), held_bytes, peak_bytes, cost_us)
 
 
 _MOST = 12  # kinds of kernels that are told of a region
@@ -182,13 +180,13 @@ def cost_report_from(item: Any, graph: Graph) -> CostReport:
     known, steps = specs_by_name(graph), len(graph.nodes)
     return CostReport(
         runs=fields.integers(_WHERE, item, "runs"),
-        time_us=_number(_WHERE, item, "time_us"),
-        order_us=_number(_WHERE, item, "order_us"),
-        order_peak_bytes=_count(_WHERE, item, "order_peak_bytes"),
-        recomputed=_count(_WHERE, item, "recomputed"),
+        time_us=fields.number(_WHERE, "time_us", item.get("time_us")),
+        order_us=fields.number(_WHERE, "order_us", item.get("order_us")),
+        order_peak_bytes=fields.count(_WHERE, item, "order_peak_bytes"),
+        recomputed=fields.count(_WHERE, item, "recomputed"),
         frontier=tuple(FrontierPoint(*pair) for pair in _bytes_and_times(item, "frontier")),
         evictions=tuple(_eviction(f"{_WHERE}: eviction {index}", eviction, known, steps) for index, eviction in enumerate(evictions)),
-        time_bound_us=_number(_WHERE, item, "time_bound_us") if "time_bound_us" in item else 0.0,
+        time_bound_us=fields.number(_WHERE, "time_bound_us", item.get("time_bound_us", 0.0)),
         stopped=fields.string(_WHERE, item, "stopped") if "stopped" in item else "",
         host_frontier=tuple(HostPoint(*pair) for pair in _bytes_and_times(item, "host_frontier")) if "host_frontier" in item else (),
     )
@@ -198,7 +196,7 @@ def _bytes_and_times(item: dict[str, Any], name: str) -> list[tuple[int, float]]
     pairs = item.get(name)
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         fields.refuse(_WHERE, name, "a list of pairs", pairs)
-    return [(_count(_WHERE, {"bytes": nbytes}, "bytes"), _number(_WHERE, {"us": us}, "us")) for nbytes, us in pairs]
+    return [(fields.count(_WHERE, {"bytes": nbytes}, "bytes"), fields.number(_WHERE, "us", us)) for nbytes, us in pairs]
 
 
 def _eviction(where: str, item: Any, known: Mapping[str, StorageSpec], steps: int) -> Eviction:
@@ -207,18 +205,5 @@ def _eviction(where: str, item: Any, known: Mapping[str, StorageSpec], steps: in
     borders = [tensor.start, *(step for span in away for step in span), tensor.end]
     if borders != sorted(borders) or any(start == end for start, end in away):
         fields.refuse(where, "away", "spans of steps within the tensor's life, one after another", item.get("away"))
-    return Eviction(
-        tensor, away, fields.boolean(where, item, "at_peak"), _count(where, item, "runs"), *(_number(where, item, name) for name in _TIMES)
-    )
-
-
-def _number(where: str, item: dict[str, Any], name: str) -> float:
-    number = item.get(name)
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
-        fields.refuse(where, name, "a number, 0 or more", number)
-    return float(number)
-
-
-def _count(where: str, item: dict[str, Any], name: str) -> int:
-    count = fields.integer(where, item, name)
-    return count if count >= 0 else fields.refuse(where, name, "0 or more", count)
+    times = (fields.number(where, name, item.get(name)) for name in _TIMES)
+    return Eviction(tensor, away, fields.boolean(where, item, "at_peak"), fields.count(where, item, "runs"), *times)

@@ -94,16 +94,16 @@ def _read(data: Any) -> Contents:
         order=_per_node(data, "order", graph),
         reuses=_per_node(data, "reuses", graph),
         workspace_bytes=_per_node(data, "workspace_bytes", graph),
-        resident_bytes=_count(data, "resident_bytes"),
-        peak_bytes=_count(data, "peak_bytes"),
-        eager_peak_bytes=_count(data, "eager_peak_bytes"),
-        lower_bound_bytes=_count(data, "lower_bound_bytes"),
+        resident_bytes=fields.count("plan", data, "resident_bytes"),
+        peak_bytes=fields.count("plan", data, "peak_bytes"),
+        eager_peak_bytes=fields.count("plan", data, "eager_peak_bytes"),
+        lower_bound_bytes=fields.count("plan", data, "lower_bound_bytes"),
         status=fields.string("plan", data, "status"),
         solver=fields.string("plan", data, "solver"),
         provenance=_provenance(data),
-        pinned_bytes=_count(data, "pinned_bytes") if "pinned_bytes" in data else 0,
-        host_bytes=_count(data, "host_bytes", least=1) if "host_bytes" in data else None,
-        granule_bytes=_count(data, "granule_bytes", least=1),
+        pinned_bytes=fields.count("plan", data, "pinned_bytes") if "pinned_bytes" in data else 0,
+        host_bytes=fields.count("plan", data, "host_bytes", least=1) if "host_bytes" in data else None,
+        granule_bytes=fields.count("plan", data, "granule_bytes", least=1),
         program=fields.string("plan", data, "program"),
         node_us=_times(data, "node_us", graph),
         issue_us=_times(data, "issue_us", graph),
@@ -172,11 +172,6 @@ def _peak(data: dict[str, Any], plan: Contents) -> Snapshot | None:
     if snapshot.footprint_bytes != plan.peak_bytes:
         raise FormatError(f"plan: peak: expected tensors of {plan.peak_bytes} bytes, which is the promise, got {snapshot.footprint_bytes}")
     return snapshot
-
-
-def _count(data: dict[str, Any], name: str, least: int = 0) -> int:
-    count = fields.integer("plan", data, name)
-    return count if count >= least else fields.refuse("plan", name, f"{least} bytes or more", count)
 
 
 def _per_node(data: dict[str, Any], name: str, graph: Graph) -> tuple[int, ...]:

@@ -119,7 +119,7 @@ def read_range(text: str) -> WrittenRange:
     if memory_bytes is not None:
         memory_bytes = _whole(data, "memory_bytes", 1)
     if latency is not None:
-        latency = _number("latency", latency)
+        latency = fields.number(_WHERE, "latency", latency, -math.inf)
     return WrittenRange(torch, lowtide, device, _whole(data, "granule_bytes", 1), memory_bytes, latency, _each(data, "parts", _part))
 
 
@@ -162,17 +162,17 @@ def _read_candidate(item: Any) -> WrittenCandidate:
     return WrittenCandidate(
         fields.string(_WHERE, item, "graph"),
         _each(item, "applied_rules", _applied_rule),
-        math.inf if smallest_us is None else _number("smallest_us", smallest_us),
+        math.inf if smallest_us is None else fields.number(_WHERE, "smallest_us", smallest_us, -math.inf),
         _each(item, "points", lambda row: _row(row, "points", _integer)),
         _each(item, "workspace_bytes", lambda row: _row(row, "workspace_bytes", _integer)),
-        _each(item, "node_us", lambda row: _row(row, "node_us", lambda each: _number("node_us", each, least=0.0))),
+        _each(item, "node_us", lambda row: _row(row, "node_us", lambda each: fields.number(_WHERE, "node_us", each))),
     )
 
 
 def _applied_rule(item: Any) -> tuple[str, str, float]:
     if not isinstance(item, list) or len(item) != 3 or not all(isinstance(each, str) for each in item[:2]):
         fields.refuse(_WHERE, "applied_rules", "a rule, a storage and microseconds", item)
-    return item[0], item[1], _number("applied_rules", item[2])
+    return item[0], item[1], fields.number(_WHERE, "applied_rules", item[2], -math.inf)
 
 
 def _read_member(item: Any) -> WrittenMember:
@@ -200,12 +200,6 @@ def _integer(item: Any) -> int:
 def _whole(item: dict[str, Any], name: str, least: int) -> int:
     number = _integer(item.get(name))
     return number if number >= least else fields.refuse(_WHERE, name, f"{least} or more", number)
-
-
-def _number(name: str, item: Any, least: float = -math.inf) -> float:
-    if isinstance(item, bool) or not isinstance(item, (int, float)) or not math.isfinite(item) or item < least:
-        fields.refuse(_WHERE, name, "a number", item)
-    return float(item)
 
 
 _CHANGED = "the saved plans were changed: {}; leave `plan` out to make new ones"

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import sympy
 
-from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
+from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, free_name
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.result_specs import is_gapless
 from lowtide.ir.shapes.points import size_at
@@ -128,10 +128,7 @@ class Uses:
         return [node for node in self.readers[storage] if is_backward(node)]
 
     def name(self, wanted: str) -> str:
-        while wanted in self._names:
-            wanted += "_"
-        self._names.add(wanted)
-        return wanted
+        return free_name(wanted, self._names)
 
     def fresh_like(self, value: Value, name: str, dtype: str) -> Value:
         """A new value of another type, on a storage of its own, that lies as `value` does."""

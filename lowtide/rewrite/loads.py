@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import replace
 
-from lowtide.ir.graph import Arg, Graph, Node, Storage, Value, arguments
+from lowtide.ir.graph import Arg, Graph, Node, Storage, Value, arguments, free_name
 from lowtide.ir.operators.nodes import loads_parts
 from lowtide.ir.operators.own import GATHER, WAIT_APART
 from lowtide.rewrite.base import Rewritten, following, replace_nodes
@@ -77,10 +77,7 @@ def _made_of(arg: Arg, makers: Mapping[Value, Node]) -> Hashable:
 
 
 def _apart(node: Node, taken: set[str]) -> tuple[Node, Node]:
-    whole, name = node.results[0], f"{node.results[0].name}_begun"
-    while name in taken:
-        name += "_"
-    taken.add(name)
+    whole, name = node.results[0], free_name(f"{node.results[0].name}_begun", taken)
     begun = replace(whole, name=name, storage=Storage(name, whole.storage.nbytes, whole.storage.device, whole.storage.kind))
     begin = replace(node, op=GATHER, outputs=(begun,))
     return begin, replace(node, op=WAIT_APART, args=(begun, node.args[0]), after=(), inplace=((begun, WAIT_APART),))

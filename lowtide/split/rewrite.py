@@ -37,7 +37,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.bodies import Into, Loop
 from lowtide.ir.edges import in_turn, predecessors
-from lowtide.ir.graph import Graph, Node, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value, free_name
 from lowtide.ir.operators.axes import Combine, is_innermost, merges_apart
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.row import LOOP
@@ -150,7 +150,7 @@ def with_loops(graph: Graph, loops: Sequence[SetLoop], before: Predecessors | No
             nodes.append(forward[graph.nodes[place]][-1])
         else:
             node = graph.nodes[place]
-            new = _following(node, forward)
+            new = following(node, forward)
             if new is not node:
                 forward[node] = (new,)
             nodes.append(new)
@@ -159,15 +159,10 @@ def with_loops(graph: Graph, loops: Sequence[SetLoop], before: Predecessors | No
 
 def _put(each: SetLoop, forward: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
     """The nodes in the place of a set, behind what others became."""
-    loop = _following(each.loop, forward)
+    loop = following(each.loop, forward)
     if loop is not each.loop:
         forward |= {node: tuple(loop if new is each.loop else new for new in forward[node]) for node in each.nodes}
     return loop, *each.ends
-
-
-def _following(node: Node, forward: dict[Node, tuple[Node, ...]]) -> Node:
-    """The node behind what the nodes became that it has to come after, itself aside."""
-    return following(node, {before: forward[before] for before in node.after if before in forward}) if node.after else node
 
 
 def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], preds: Predecessors) -> Iterator[tuple[int, int]]:
@@ -195,10 +190,8 @@ def _in_turn(graph: Graph, loops: Sequence[SetLoop], owner: dict[Node, int], pre
 
 def _named(graph: Graph, wanted: Split) -> Split:
     """The split with a name for its parts that no dimension around has."""
-    name, taken = wanted.part_name if wanted.part_name.isidentifier() else "part", {each.name for each in graph.dimensions}
-    while name in taken:
-        name = f"{name}_"
-    return replace(wanted, part_name=name)
+    name = wanted.part_name if wanted.part_name.isidentifier() else "part"
+    return replace(wanted, part_name=free_name(name, {each.name for each in graph.dimensions}))
 
 
 def _check_convex(graph: Graph, inside: set[Node], before: Predecessors) -> None:

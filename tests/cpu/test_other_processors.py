@@ -19,7 +19,7 @@ from torch import Tensor
 import lowtide
 from bench.ago.blocks import all_legal
 from lowtide.api import archive
-from lowtide.api.frozen_file import _Read
+from lowtide.api.load import _Read
 from lowtide.cpu import networks
 from lowtide.cpu.executable import packed, ready
 from lowtide.cpu.network import FLAGS, StagedBody, network_of

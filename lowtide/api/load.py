@@ -1,7 +1,4 @@
-"""Inference functions in files: frozen (made of what a step runs, without the model), written, and made of a file again.
-
-Nothing in a file is executed: a graph is read, checked, and compiled for this machine.
-"""
+"""Makes an inference function of a file. Nothing in it is executed: a graph is read, checked, and compiled for this machine."""
 
 from __future__ import annotations
 
@@ -16,19 +13,17 @@ import torch
 from torch import Tensor
 
 from lowtide.api import archive
-from lowtide.api.archive import Result, result_of, said_of
+from lowtide.api.archive import Result, result_of
 from lowtide.api.frozen import Frozen, Inference, stored_bytes
 from lowtide.api.saved_check import check
-from lowtide.api.variant import Variant
-from lowtide.base import VERSION, fields
+from lowtide.base import fields
 from lowtide.base.messages import bytes_text
 from lowtide.cpu.executable import LoadedNetwork, loaded_region, network_bytes, placing_as
 from lowtide.cpu.network import Placing
-from lowtide.cpu.networks import placements
-from lowtide.errors import BatchError, BudgetError, CheckError, FormatError, StepError
+from lowtide.errors import BudgetError, CheckError, FormatError, StepError
 from lowtide.ir.bodies import Region, is_region
 from lowtide.ir.graph import Graph, Slot, Value
-from lowtide.ir.text.graph_text import parse, to_text
+from lowtide.ir.text.graph_text import parse
 from lowtide.lower.interpreter import looked_at, watched
 from lowtide.lower.python import without_constants
 from lowtide.plan.contents import Decision
@@ -209,57 +204,3 @@ def _slots(entries: Any, graph: Graph, batch: BatchSpec, stored: int) -> tuple[S
                 continue
         raise FormatError(f"expected an input as ['batch', leaf] or ['tensor', number], got {str(entry)[:80]}")
     return tuple(Slot(table, (at,)) for table, at in entries)
-
-
-def freeze(variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> Frozen:
-    """A variant on what it ran on last. Raises StepError for one that cannot be frozen."""
-    check_can_be_frozen(variant)
-    networks = {name: network.frozen() for name, network in variant.networks.items()}
-    return Frozen(variant.inference_by(networks), batch, inputs, networks)
-
-
-def check_can_be_frozen(variant: Variant) -> None:
-    """Raise StepError for what is no inference by generated kernels alone."""
-    if not (variant.is_generated and variant.leaves_only_its_result):
-        raise StepError(_REFUSED)
-
-
-_REFUSED = (
-    "frozen: expected an inference function with generated kernels (exact=False, float32, on a CPU, with a C++ compiler) that changes "
-    "nothing of the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
-)
-
-
-def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> None:
-    """Write what a variant runs on now, but for the batch. Raises StepError for what a file cannot hold, OSError."""
-    check_can_be_frozen(variant)
-    decision, slots = variant.decision, variant.captured.slots
-    graph, kept = _used(decision.graph)
-    stored = [at for at in kept if slots[at].table != "batch"]
-    if any(isinstance(inputs[at], torch.Generator) for at in stored):
-        raise StepError(
-            "save_frozen: this function draws from a generator of the program's own, which a file cannot hold: leave `generator=` out, so "
-            "that it draws from torch's, or freeze it in this process (`step.frozen(*batch)`)"
-        )
-    places = {at: ["tensor", place] for place, at in enumerate(stored)}
-    try:
-        check(graph, decision.order, [decision.graph.inputs[at] for at in stored])
-        contents = {
-            "versions": {"lowtide": VERSION, "torch": torch.__version__},
-            "batch": batch.rows(),
-            "result": said_of(variant.captured.result, len(graph.outputs)),
-            "inputs": [places.get(at, ["batch", slots[at].path[0]]) for at in kept],
-            "order": list(decision.order),
-            "offsets": placements(graph),
-            "graph": to_text(graph, sources=False).splitlines(),
-        }
-    except (FormatError, BatchError) as error:
-        raise StepError(f"save_frozen: {error}: such a function can be frozen in this process, not saved") from error
-    archive.write(path, contents, [inputs[at] for at in stored])
-
-
-def _used(graph: Graph) -> tuple[Graph, list[int]]:
-    """The graph without inputs that nobody reads, and which it has."""
-    read = {*graph.outputs, *(value for node in graph.nodes for value in node.inputs)}
-    kept = [at for at, value in enumerate(graph.inputs) if value in read]
-    return replace(graph, inputs=tuple(graph.inputs[at] for at in kept)), kept
