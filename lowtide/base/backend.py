@@ -1,5 +1,4 @@
-"""How torch.compile knows the backend "lowtide" of a checkout that nobody installed, once lowtide is imported: by an entry point, as of what
-is installed.
+"""How torch.compile knows the backend "lowtide" of a checkout that nobody installed, once lowtide is imported.
 
 torch asks for entry points when the first backend is asked for by name, and only then. It may not be imported for that, so that it finds a
 distribution of ours where Python looks for all; where it has asked before, it is told.

@@ -237,8 +237,10 @@ def _agree(body: Graph, runs: Run, torchs: Program) -> bool:
 
 
 def _near(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if torch.equal(one, two):  # as most are: what is only read is compared as well
+        return True
     if two.dtype is torch.bool:
-        return torch.equal(one, two)
+        return False
     finite = two[two.isfinite()].abs()
     most = float(finite.max()) if finite.numel() else 0.0
     return torch.allclose(one.double(), two.double(), rtol=_NEAR, atol=_NEAR * most, equal_nan=True)
