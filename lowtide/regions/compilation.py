@@ -19,7 +19,7 @@ import gc
 import hashlib
 import operator as python
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -205,7 +205,7 @@ def _compiled(bodies: Iterable[Graph], say: Callable[[float], object]) -> dict[s
     """Have those compiled that are for a CPU and not in the cache; by key, why there is nothing."""
     keys = {_key(body): body for body in bodies if _device(body) == "cpu"}
     unknown = {key: body for key, body in keys.items() if not is_compiled(key)}
-    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda: BodyBatch(unknown), say)
+    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda: ModuleBatch(lambda key: _module(unknown[key])), say)
 
 
 def _taken(body: Graph, reason: str | None) -> int | None:
@@ -260,19 +260,6 @@ def _workspaces(body: Graph) -> Cache:
 def _run_of(body: Graph) -> Run:
     """What runs a body that is written with numbers as names. Raises NativeError."""
     return _loaded(_key(body), body)
-
-
-class BodyBatch:
-    """Bodies by key, of which some are compiled together, and kept on disk for whoever asks by this key."""
-
-    def __init__(self, bodies: Mapping[str, Graph]) -> None:
-        self.bodies, self._batch = dict(bodies), ModuleBatch()
-
-    def take(self, key: str) -> None:
-        self._batch.add(key, *_module(self.bodies[key]))
-
-    def finish(self) -> dict[str, str]:
-        return self._batch.finish()
 
 
 def _module(body: Graph) -> tuple[Callable[[], fx.GraphModule], list[TensorSpec]]:
@@ -330,17 +317,18 @@ def _warn_once(sentence: str) -> None:
 
 def serve(setup: dict[str, Any]) -> None:
     """Answer requests until there are no more. `setup` is the first line that came in."""
-    answer_all(setup, partial(_warm_up, setup), partial(_answer, BodyBatch({})))
+    bodies = dict[str, Graph]()
+    batch = ModuleBatch(lambda key: _module(bodies[key]))
 
+    def answer(request: dict[str, Any]) -> Reply:
+        if "finish" in request:
+            return {"reasons": batch.finish()}
+        bodies[request["key"]] = parse(request["body"])
+        batch.take(request["key"])
+        return {}
 
-def _warm_up(setup: dict[str, Any]) -> None:
-    torch.set_num_threads(setup["threads"])
-    begin()
+    def warm_up() -> None:
+        torch.set_num_threads(setup["threads"])
+        begin()
 
-
-def _answer(batch: BodyBatch, request: dict[str, Any]) -> Reply:
-    if "finish" in request:
-        return {"reasons": batch.finish()}
-    batch.bodies[request["key"]] = parse(request["body"])
-    batch.take(request["key"])
-    return {}
+    answer_all(setup, warm_up, answer)

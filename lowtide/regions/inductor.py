@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -99,20 +99,17 @@ def _recipe(written: Callable[[Path], None], opened: Callable[[Path], Any]) -> L
 
 
 class ModuleBatch:
-    """Modules that are compiled one after the other, and their kernels as one library."""
+    """Modules that `compiled` is to find by their texts: compiled one after the other, and their kernels as one library."""
 
-    def __init__(self) -> None:
-        self._kernels = GatheredKernels()
-        self._modules: dict[str, tuple[Callable[[], fx.GraphModule], Sequence[TensorSpec]]] = {}
+    def __init__(self, of: Callable[[str], tuple[Callable[[], fx.GraphModule], Sequence[TensorSpec]]]) -> None:
+        self._of, self._kernels = of, GatheredKernels()
         self._artifacts: dict[str, Any] = {}
         self._reasons: dict[str, str] = {}
 
-    def add(self, text: str, module: Callable[[], fx.GraphModule], specs: Sequence[TensorSpec]) -> None:
-        """What `compiled` is to find for a text."""
-        self._modules[text] = module, specs
+    def take(self, text: str) -> None:
         try:
             with _as_native_errors(_CANNOT), self._kernels.gathering(), _for_this_processor():
-                self._artifacts[text] = _artifact(module, specs)
+                self._artifacts[text] = _artifact(*self._of(text))
         except NativeError as error:
             self._reasons[text] = str(error)
 
@@ -127,7 +124,7 @@ class ModuleBatch:
         except NativeError:  # a compiler that cannot do what the processor can, or a kernel that cannot be beside others
             for text in self._artifacts:
                 try:
-                    compiled(text, *self._modules[text])
+                    compiled(text, *self._of(text))
                 except NativeError as error:
                     self._reasons[text] = str(error)
         return self._reasons
@@ -256,15 +253,7 @@ def begun_ahead(device: str) -> Iterator[None]:
             _begun.pop().end()
 
 
-class Compiler(Protocol):
-    """Takes bodies by key, and in the end compiles what it took; by key, why there is nothing."""
-
-    def take(self, key: str) -> None: ...
-
-    def finish(self) -> dict[str, str]: ...
-
-
-def compile_all(texts: Mapping[str, str], here: Callable[[], Compiler], say: Callable[[float], object]) -> dict[str, str]:
+def compile_all(texts: Mapping[str, str], here: Callable[[], ModuleBatch], say: Callable[[float], object]) -> dict[str, str]:
     """Have bodies compiled, by `here` in this process; for those that could not be, why."""
     jobs = _Jobs(texts)
     workers: list[TrialProcess] = []
@@ -293,14 +282,14 @@ class _Jobs:
         self._texts, self._open, self._elsewhere = texts, deque(texts), 0
         self._changed = threading.Condition()
 
-    def work(self, here: Callable[[], Compiler], say: Callable[[float], object]) -> None:
+    def work(self, here: Callable[[], ModuleBatch], say: Callable[[float], object]) -> None:
         """Compile in this process, until all is done, here or elsewhere."""
         while self._is_left():
-            compiler = here()
+            batch = here()
             while (key := self._next()) is not None:
-                compiler.take(key)
+                batch.take(key)
                 say(1 - (len(self._open) + 1) / (len(self._texts) + 1))
-            self.reasons |= compiler.finish()
+            self.reasons |= batch.finish()
         say(1.0)
 
     def feed(self, worker: TrialProcess) -> None:
@@ -314,7 +303,7 @@ class _Jobs:
             self._has_done(taken, left=())
         except WorkerExitedError:
             return
-        finally:  # whatever has ended it: who waits for all is not left waiting
+        finally:  # whatever has ended it: nobody who waits for all is left waiting
             self._has_done(taken, left=taken)
 
     def drop(self) -> None:
