@@ -40,7 +40,7 @@ class CheckoutFinder:
 
 def register() -> None:
     if not any(each is CheckoutFinder for each in sys.meta_path):
-        sys.meta_path.append(CheckoutFinder)  # type: ignore[arg-type]
+        sys.meta_path.append(CheckoutFinder)
     if (registry := sys.modules.get("torch._dynamo.backends.registry")) is not None:
         from importlib.metadata import EntryPoint
 

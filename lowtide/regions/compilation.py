@@ -41,7 +41,7 @@ from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
-from lowtide.regions.inductor import ModuleBatch, Run, TensorSpec, begin, circumstances, compile_all, compiled, is_compiled, number
+from lowtide.regions.inductor import ModuleGroup, Run, TensorSpec, begin, circumstances, compile_all, compiled, is_compiled, number
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
@@ -205,7 +205,7 @@ def _compiled(bodies: Iterable[Graph], say: Callable[[float], object]) -> dict[s
     """Have those compiled that are for a CPU and not in the cache; by key, why there is nothing."""
     keys = {_key(body): body for body in bodies if _device(body) == "cpu"}
     unknown = {key: body for key, body in keys.items() if not is_compiled(key)}
-    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda: ModuleBatch(lambda key: _module(unknown[key])), say)
+    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda: ModuleGroup(lambda key: _module(unknown[key])), say)
 
 
 def _taken(body: Graph, reason: str | None) -> int | None:
@@ -318,13 +318,13 @@ def _warn_once(sentence: str) -> None:
 def serve(setup: dict[str, Any]) -> None:
     """Answer requests until there are no more. `setup` is the first line that came in."""
     bodies = dict[str, Graph]()
-    batch = ModuleBatch(lambda key: _module(bodies[key]))
+    group = ModuleGroup(lambda key: _module(bodies[key]))
 
     def answer(request: dict[str, Any]) -> Reply:
         if "finish" in request:
-            return {"reasons": batch.finish()}
+            return {"reasons": group.finish()}
         bodies[request["key"]] = parse(request["body"])
-        batch.take(request["key"])
+        group.take(request["key"])
         return {}
 
     def warm_up() -> None:

@@ -98,7 +98,7 @@ def _recipe(written: Callable[[Path], None], opened: Callable[[Path], Any]) -> L
     return LibraryRecipe("what inductor compiles", written, opened, is_library=False)
 
 
-class ModuleBatch:
+class ModuleGroup:
     """Modules that `compiled` is to find by their texts: compiled one after the other, and their kernels as one library."""
 
     def __init__(self, of: Callable[[str], tuple[Callable[[], fx.GraphModule], Sequence[TensorSpec]]]) -> None:
@@ -253,7 +253,7 @@ def begun_ahead(device: str) -> Iterator[None]:
             _begun.pop().end()
 
 
-def compile_all(texts: Mapping[str, str], here: Callable[[], ModuleBatch], say: Callable[[float], object]) -> dict[str, str]:
+def compile_all(texts: Mapping[str, str], here: Callable[[], ModuleGroup], say: Callable[[float], object]) -> dict[str, str]:
     """Have bodies compiled, by `here` in this process; for those that could not be, why."""
     jobs = _Jobs(texts)
     workers: list[TrialProcess] = []
@@ -282,14 +282,14 @@ class _Jobs:
         self._texts, self._open, self._elsewhere = texts, deque(texts), 0
         self._changed = threading.Condition()
 
-    def work(self, here: Callable[[], ModuleBatch], say: Callable[[float], object]) -> None:
+    def work(self, here: Callable[[], ModuleGroup], say: Callable[[float], object]) -> None:
         """Compile in this process, until all is done, here or elsewhere."""
         while self._is_left():
-            batch = here()
+            group = here()
             while (key := self._next()) is not None:
-                batch.take(key)
+                group.take(key)
                 say(1 - (len(self._open) + 1) / (len(self._texts) + 1))
-            self.reasons |= batch.finish()
+            self.reasons |= group.finish()
         say(1.0)
 
     def feed(self, worker: TrialProcess) -> None:

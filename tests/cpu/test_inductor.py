@@ -223,9 +223,9 @@ def test_another_process_compiles(work, monkeypatch: pytest.MonkeyPatch, tmp_pat
             asked.set()
         return answer
 
-    take = inductor.ModuleBatch.take
+    take = inductor.ModuleGroup.take
     monkeypatch.setattr(inductor.TrialProcess, "ask", heard)
-    monkeypatch.setattr(inductor.ModuleBatch, "take", lambda batch, key: (asked.wait(300), take(batch, key)))
+    monkeypatch.setattr(inductor.ModuleGroup, "take", lambda group, key: (asked.wait(300), take(group, key)))
     step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert compiled_nodes(step.plan)
     assert {} in answers
