@@ -1,10 +1,10 @@
-"""What the nodes of a graph over dimensions need and take: measured on a grid of points, in between interpolated.
+"""What the nodes of a graph over dimensions need and take: measured on a grid of points, and what follows of that in between.
 
 A workspace that is the same multiple of the bytes of something that its node reads or makes, at every point that was measured, is taken to
 be that everywhere: most are copies of an argument or of a result. One that is nearly such a multiple, as a convolution's copies with room
-for each thread beside them, is the multiple and a rest. Of the rest, and of all other workspaces, what lies between two points is on the
-line between them, which is exact for what grows evenly, and above what grows faster. Nothing is ever below what was measured at a point of
-the grid. Times are on the lower of two lines, see `Grid`.
+for each thread beside them, is the multiple and a rest. The rest, and every other workspace, grows evenly if points within the range lie on
+lines between its ends, and is on these lines everywhere. Else it is that of the largest neighbour: a promise is exact where it was
+measured, and above in between. Times are on the lower of two lines, see `Grid`.
 
 A grid of points over a range, and what is known there in between: multilinear, along one dimension a line between neighbours. Lines are
 exact for what grows evenly, lines between logarithms for powers. What is a sum of both, as times are (a launch, bytes, products), is below
@@ -123,7 +123,7 @@ def _weights(number: int, numbers: tuple[int, ...], scale: Callable[[int], float
 
 _SAME = 1e-3  # what differs by less is the same multiple; it is counted as the largest
 _NEARLY, _ROOM = 0.1, 128 * 2**10  # a rest is at most so much of the workspace, or so many bytes: more may be growth of another kind
-_NONE = 1e-3  # bytes: what sums of numbers may be off by
+_NONE, _ROUNDING = 1e-3, 1e-12  # bytes, and a share of them: what sums of numbers may be off by
 
 Times = NDArray[np.float64]
 T = TypeVar("T", np.int64, np.float64)
@@ -139,6 +139,7 @@ class Measures:
     columns: Ints  # [n] which workspace a node has: equal ones are one column; -1 where it never needs any
     scaled: tuple[tuple[Size, float], ...]  # [columns] so many times the bytes of a size
     rest: Times  # [k, columns] and so much beside, by point of the grid
+    is_even: NDArray[np.bool_]  # [columns] whether the rest grows evenly
 
     @classmethod
     def of(cls, graph: Graph, points: Sequence[Mapping[str, int]], workspace_bytes: ArrayLike, node_us: ArrayLike = ()) -> Measures:
@@ -155,7 +156,7 @@ class Measures:
         numbered = np.array([columns.of(node, spaces[:, position]) for position, node in enumerate(graph.nodes)], np.int32)
         rest = np.array([each.rest for each in columns.entries], np.float64).reshape(-1, len(points)).T
         scaled = tuple((each.size, each.factor) for each in columns.entries)
-        measures = cls(grid, spaces, np.empty((len(points), 0)), numbered, scaled, rest)
+        measures = cls(grid, spaces, np.empty((len(points), 0)), numbered, scaled, rest, _is_even(grid, rest))
         return measures.timed(points, node_us) if np.size(node_us) else measures
 
     def timed(self, points: Sequence[Mapping[str, int]], node_us: ArrayLike) -> Measures:
@@ -166,7 +167,9 @@ class Measures:
     def columns_at(self, point: Mapping[str, int]) -> Bytes:
         """[columns] the workspaces that there are, in bytes, at any point of the range. Raises ShapeError for a wrong point."""
         numbers = self._sizes_at(*checked_point(self.grid.dimensions, point).values())
-        both = np.array(numbers, np.float64) * self._factors + self.grid.weights(point) @ self.rest
+        weights = self.grid.weights(point)
+        rest = np.where(self.is_even, weights @ self.rest, self.rest[weights > 0].max(axis=0))
+        both = np.array(numbers, np.float64) * self._factors + rest
         workspaces: Bytes = np.ceil(both - _NONE).astype(np.int64)
         return workspaces
 
@@ -203,6 +206,16 @@ class Measures:
     @cached_property
     def _sizes_at(self) -> CompiledSizes:
         return compiled(tuple(size for size, _ in self.scaled), self.grid.dimensions)
+
+
+def _is_even(grid: Grid, rest: Times) -> NDArray[np.bool_]:
+    """[columns] whether all points lie on lines between the ends of the range, of which points between them must tell."""
+    if any(len(numbers) == 2 and numbers[1] - numbers[0] > 1 for numbers in grid.numbers):
+        return np.asarray((rest == rest[:1]).all(axis=0))
+    ends = Grid(grid.dimensions, tuple(tuple(dict.fromkeys((numbers[0], numbers[-1]))) for numbers in grid.numbers))
+    places = [grid.points.index(point) for point in ends.points]
+    lines = np.array([ends.weights(point) for point in grid.points]) @ rest[places]
+    return np.asarray((np.abs(lines - rest) <= _NONE + _ROUNDING * np.abs(rest)).all(axis=0))
 
 
 class _Column(NamedTuple):

@@ -18,11 +18,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import operator as python
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +41,7 @@ from lowtide.ir.text.graph_text import parse, to_text
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 from lowtide.regions.clusters import Compiled, clusters, numbered, with_compiled
-from lowtide.regions.inductor import Run, TensorSpec, begin, circumstances, compile_all, compile_sample, compiled, is_compiled, number
+from lowtide.regions.inductor import ModuleGroup, Run, TensorSpec, begin, circumstances, compile_all, compiled, is_compiled, number
 from lowtide.runtime.libraries import NativeError
 from lowtide.runtime.program import Program
 
@@ -207,7 +205,7 @@ def _compiled(bodies: Iterable[Graph], say: Callable[[float], object]) -> dict[s
     """Have those compiled that are for a CPU and not in the cache; by key, why there is nothing."""
     keys = {_key(body): body for body in bodies if _device(body) == "cpu"}
     unknown = {key: body for key, body in keys.items() if not is_compiled(key)}
-    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda key: make(key, unknown[key]), say)
+    return compile_all({key: to_text(body) for key, body in unknown.items()}, lambda: ModuleGroup(lambda key: _module(unknown[key])), say)
 
 
 def _taken(body: Graph, reason: str | None) -> int | None:
@@ -239,8 +237,10 @@ def _agree(body: Graph, runs: Run, torchs: Program) -> bool:
 
 
 def _near(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if torch.equal(one, two):  # as most are: what is only read is compared as well
+        return True
     if two.dtype is torch.bool:
-        return torch.equal(one, two)
+        return False
     finite = two[two.isfinite()].abs()
     most = float(finite.max()) if finite.numel() else 0.0
     return torch.allclose(one.double(), two.double(), rtol=_NEAR, atol=_NEAR * most, equal_nan=True)
@@ -262,9 +262,8 @@ def _run_of(body: Graph) -> Run:
     return _loaded(_key(body), body)
 
 
-def make(key: str, body: Graph) -> None:
-    """Have what runs a body made, and kept on disk for whoever asks by this key. Raises NativeError."""
-    _loaded(key, body)
+def _module(body: Graph) -> tuple[Callable[[], fx.GraphModule], list[TensorSpec]]:
+    return lambda: module_of(body), [_look(value) for value in body.inputs]
 
 
 _open: dict[str, Run] = {}  # by key: of bodies that are alike one is loaded
@@ -272,7 +271,7 @@ _open: dict[str, Run] = {}  # by key: of bodies that are alike one is loaded
 
 def _loaded(key: str, body: Graph) -> Run:
     if key not in _open:
-        run = compiled(key, lambda: module_of(body), [_look(value) for value in body.inputs])
+        run = compiled(key, *_module(body))
         numbers = [at for at, value in enumerate(body.inputs) if value.dtype == "scalar"]
         _open[key] = _with_numbers(run, numbers) if numbers else run
     return _open[key]
@@ -318,21 +317,18 @@ def _warn_once(sentence: str) -> None:
 
 def serve(setup: dict[str, Any]) -> None:
     """Answer requests until there are no more. `setup` is the first line that came in."""
-    answer_all(setup, partial(_warm_up, setup), _answer)
+    bodies = dict[str, Graph]()
+    group = ModuleGroup(lambda key: _module(bodies[key]))
 
+    def answer(request: dict[str, Any]) -> Reply:
+        if "finish" in request:
+            return {"reasons": group.finish()}
+        bodies[request["key"]] = parse(request["body"])
+        group.take(request["key"])
+        return {}
 
-def _warm_up(setup: dict[str, Any]) -> None:
-    """Import inductor; where nothing was compiled yet, have it compile what all kernels share."""
-    torch.set_num_threads(setup["threads"])
-    begin()
-    if setup["is_first"]:
-        with tempfile.TemporaryDirectory() as folder:
-            compile_sample(Path(folder) / "sample.bin")
+    def warm_up() -> None:
+        torch.set_num_threads(setup["threads"])
+        begin()
 
-
-def _answer(request: dict[str, Any]) -> Reply:
-    try:
-        make(request["key"], parse(request["body"]))
-    except NativeError as error:
-        return {"failure": str(error)}
-    return {}
+    answer_all(setup, warm_up, answer)

@@ -181,14 +181,17 @@ def _built_before(path: Path, recipe: LibraryRecipe) -> Any:
     """The library that was built before; None where there is none that loads, and then nothing is in its place."""
     if not _is_own(path):
         return None
-    try:
+    with suppress(NativeError):
         if _is_sealed(path):
             return recipe.opened(path)
-    except NativeError:
-        pass
     with suppress(OSError):
         path.unlink()
     return None
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a library lies there that this user has built, and all of it."""
+    return _is_own(path) and _is_sealed(path)
 
 
 def _is_own(path: Path) -> bool:

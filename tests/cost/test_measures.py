@@ -16,9 +16,10 @@ ENDS = ((1, 16), (4, 64))
 
 
 @st.composite
-def grids(draw):
-    """Grids over both dimensions, their points in any order."""
-    numbers = [sorted({*ends, *draw(st.lists(st.integers(*ends), max_size=3))}) for ends in ENDS]
+def grids(draw, least=0):
+    """Grids over both dimensions, their points in any order, with at least so many numbers between the ends."""
+    within = [st.lists(st.integers(one + 1, other - 1), min_size=least, max_size=3) for one, other in ENDS]
+    numbers = [sorted({*ends, *draw(each)}) for ends, each in zip(ENDS, within, strict=True)]
     points = [{"s0": one, "s1": other} for one in numbers[0] for other in numbers[1]]
     return draw(st.permutations(points))
 
@@ -48,13 +49,26 @@ def test_at_a_point_of_the_grid_is_what_was_measured_there(points, data):
         assert found.times_at(point) == tuple(us.tolist())
 
 
-@given(grids(), ANY, st.tuples(*[st.integers(0, 9)] * 4))
+@given(grids(least=1), ANY, st.tuples(*[st.integers(0, 9)] * 4))
 @settings(deadline=None)
 def test_what_grows_evenly_is_exact_everywhere(points, point, factors):
     a, b, c, d = factors
     bytes_at = lambda at: 2**20 * (a + b * at["s0"] + c * at["s1"] + d * at["s0"] * at["s1"])  # noqa: E731
     found = Measures.of(graph(), points, [[bytes_at(at), 7, 0] for at in points])
     assert found.workspaces_at(point) == (bytes_at(point), 7, 0)
+
+
+@given(grids(), ANY, st.sampled_from([1, 7, 16]), st.sampled_from([0.3, 0.5, 1, 2]))
+@settings(deadline=None)
+def test_what_grows_in_steps_or_ever_slower_is_never_below_in_between(points, point, step, power):
+    """As the workspaces of kernels that work in tiles, or on one part for each thread."""
+    bytes_at = lambda at: 2**20 * step * -(-at["s0"] // step) + int(2**20 * at["s1"] ** power)  # noqa: E731
+    found = Measures.of(graph(), points, [[bytes_at(at), bytes_at(at) // 3, 0] for at in points])
+    for at in (point, *points):
+        said = found.workspaces_at(at)
+        assert said[0] >= bytes_at(at)
+        assert said[1] >= bytes_at(at) // 3
+        assert at is point or said == (bytes_at(at), bytes_at(at) // 3, 0)
 
 
 @given(grids(), ANY, st.integers(1, 3))

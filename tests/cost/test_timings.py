@@ -58,6 +58,31 @@ def test_a_call_is_measured_once_and_remembered(cache):
     assert measure_timings([_mm(16)], rates).us == (123.0,)
 
 
+def _took(monkeypatch, *runs_ms):
+    """What is noted of a call that takes so long, run by run, and how often it was run."""
+    left = list(runs_ms)
+    run = lambda self, calls, *, warm_up: [int(1e6 * left.pop(0)) for _ in calls]  # noqa: E731
+    monkeypatch.setattr(Laboratory, "times_ns", run)
+    (us,) = measure_timings([_mm(16)], rates).us
+    return us / 1e3, len(runs_ms) - len(left)
+
+
+@pytest.mark.parametrize(
+    ("runs_ms", "expected_ms", "expected_runs"),
+    [
+        ([0.01, 0.01, 1], 0.01, 2),  # as fast as it should be
+        ([27, 31, 90, 0.02, 1], 0.02, 4),  # until it is
+        ([30, 29, 28, 0.02], 28, 3),  # as slow each time: an operator may be
+        ([90, 80, 20, 60, 20, 20, 1], 20, 6),  # what is far longer says nothing
+        ([90 / 1.3**power for power in range(12)], 90 / 1.3**8, 9),  # no more often than that
+        ([2000, 1500, 0.02], 1500, 2),  # and no longer
+    ],
+)
+def test_what_takes_far_longer_than_its_work_is_run_again(monkeypatch, runs_ms, expected_ms, expected_runs):
+    """A made-up clock: what else a machine does lasts for some runs, and what is noted stays."""
+    assert _took(monkeypatch, *runs_ms) == (pytest.approx(expected_ms, rel=1e-6), expected_runs)
+
+
 def test_whoever_listens_hears_which_share_is_done():
     shares = {"workspaces": [], "times": []}
     nodes = [_mm(16), _mm(32), _mm(48)]

@@ -16,7 +16,7 @@ from bench.in_values import in_values
 from lowtide.ir.bodies import is_by_inductor
 from lowtide.ir.text.graph_text import to_text
 from lowtide.regions import compilation as compiled
-from lowtide.regions import inductor
+from lowtide.regions import inductor, kernels
 from lowtide.regions.clusters import numbered
 from lowtide.rewrite import alignment, rewritings
 from tests.residual import Net, square
@@ -62,7 +62,7 @@ def test_a_step_is_near_and_keeps_its_promise_and_is_compiled_once(work, monkeyp
     with pytest.warns(UserWarning, match="step.measure trains"):
         assert step.measure(x).peak_bytes == step.plan.peak_bytes
 
-    monkeypatch.setattr(inductor, "_compile", _never)  # another process finds the artifacts
+    monkeypatch.setattr(inductor, "_artifact", _never)  # another process finds the artifacts
     monkeypatch.setattr(compiled, "_open", {})
     again = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert again.plan.graph is not step.plan.graph
@@ -114,9 +114,9 @@ def compiled_nodes(plan: Any) -> list[Any]:
 
 def test_an_optimizers_first_step_has_the_regions_of_later_ones(work, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, optimizer = work
-    tried: list[str] = []
-    compile_it = inductor._compile
-    monkeypatch.setattr(inductor, "_compile", lambda module, looks, path: (tried.append(path.name), compile_it(module, looks, path)))
+    tried: list[Any] = []
+    compile_it = inductor._artifact
+    monkeypatch.setattr(inductor, "_artifact", lambda module, looks: (tried.append(looks), compile_it(module, looks))[1])
     step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     (first,) = step.plan.first_steps
     bodies = {to_text(numbered(node.body)) for node in compiled_nodes(step.plan)}
@@ -165,14 +165,14 @@ def _never(*_: object) -> None:
     raise AssertionError("it was compiled before")
 
 
-def _fails(module: Callable[[], Any], looks: object, path: object) -> None:
-    raise inductor.NativeError("inductor cannot compile it (no compiler is here)")
+def _fails(module: Callable[[], Any], looks: object) -> None:
+    raise OSError("no compiler is here")
 
 
 def test_what_cannot_be_compiled_is_torchs(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     model, x, optimizer = work
     eager = trained(model, x, torch.float32, 2)
-    monkeypatch.setattr(inductor, "_compile", _fails)
+    monkeypatch.setattr(inductor, "_artifact", _fails)
     monkeypatch.setattr(inductor, "directory", lambda: tmp_path)
     with pytest.warns(RuntimeWarning, match="leaves a region to torch's operators: inductor cannot compile it"):
         step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
@@ -223,10 +223,42 @@ def test_another_process_compiles(work, monkeypatch: pytest.MonkeyPatch, tmp_pat
             asked.set()
         return answer
 
-    make = compiled.make
+    take = inductor.ModuleGroup.take
     monkeypatch.setattr(inductor.TrialProcess, "ask", heard)
-    monkeypatch.setattr(compiled, "make", lambda key, body: (asked.wait(300), make(key, body)))
+    monkeypatch.setattr(inductor.ModuleGroup, "take", lambda group, key: (asked.wait(300), take(group, key)))
     step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
     assert compiled_nodes(step.plan)
     assert {} in answers
+    step(x)
+
+
+def test_kernels_are_one_library_from_which_other_processes_load_them(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    model, x, optimizer = work
+    monkeypatch.setattr(inductor, "directory", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "_loaded", {})
+    lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
+    names = [path.name for path in (tmp_path / "native").iterdir()]
+    assert sum(name.endswith(".so") for name in names) == 1
+    artifacts = [tmp_path / "native" / name for name in names if name.endswith(".bin")]
+    assert len(artifacts) > 1
+
+    monkeypatch.setattr(kernels, "_loaded", {})  # as in another process
+    assert all(map(inductor._opened, artifacts))
+    assert kernels._loaded
+
+    library = next((tmp_path / "native").glob("*.so"))
+    library.write_bytes(library.read_bytes()[:-1])  # cut off: loading it would end the process
+    monkeypatch.setattr(kernels, "_loaded", {})
+    assert all(map(inductor._opened, artifacts))
+    assert not kernels._loaded
+
+
+def test_kernels_that_cannot_be_together_are_compiled_alone(work, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    model, x, optimizer = work
+    monkeypatch.setattr(inductor, "directory", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "_loaded", {})
+    monkeypatch.setattr(kernels, "joint", lambda sources: "this is no C++")
+    step = lowtide.optimize(model, (x,), loss=square, optimizer=optimizer, **in_values(**FUSED))
+    assert compiled_nodes(step.plan)
+    assert not list((tmp_path / "native").glob("*.so"))
     step(x)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from lowtide.base.backend import WHERE
 from lowtide.integrations.dynamo import lowtide as backend
 from lowtide.plan.plan import Plan
 from tests.training import differences
@@ -116,6 +120,24 @@ def test_the_backend_has_its_name():
     _, _, said = text.partition("[project.entry-points.torch_dynamo_backends]\nlowtide = ")
     module, _, name = said.splitlines()[0].strip('"').partition(":")
     assert getattr(import_module(module), name) is backend
+    assert f"{module}:{name}" == WHERE
+
+
+@pytest.mark.parametrize("imports", ["import lowtide, torch", "import torch; torch._dynamo.list_backends(); import lowtide"])
+def test_a_checkout_that_is_not_installed_has_a_backend_once_lowtide_is_imported(imports: str):
+    """Whichever of the two comes first; and no torch is imported for that."""
+    code = f"""
+import importlib.metadata, sys
+installed = importlib.metadata.MetadataPathFinder
+installed.find_distributions = classmethod(lambda *_, **__: iter(()))  # nothing is
+import lowtide
+assert "torch" not in sys.modules
+del sys.modules["lowtide"]
+sys.meta_path[:] = [each for each in sys.meta_path if each.__module__ != "lowtide.base.backend"]
+{imports}
+assert torch._dynamo.lookup_backend("lowtide").__module__ == "lowtide.integrations.dynamo"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})
 
 
 def test_a_step_is_left_alone_by_dynamo():
