@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lowtide.base.release import VERSION
+from lowtide.base import VERSION
 
 GROUP, NAME, WHERE = "torch_dynamo_backends", "lowtide", "lowtide.integrations.dynamo:lowtide"
 _FILES = {"METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n", "entry_points.txt": f"[{GROUP}]\n{NAME} = {WHERE}\n"}
