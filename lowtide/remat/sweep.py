@@ -58,7 +58,7 @@ _POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take a
 # Limits between two: so many for each level, but none where so small a share of a level is between, or the time rises by so little of the
 # least; the share of a round for local moves from one schedule, and the levels above whose schedules these go on from. First few limits and
 # many moves at each. Then many limits and few moves, which in the first round would be too few.
-_BETWEEN = ((0.25, 16, 0.0, 150, (0, 1, 2, 4)), (1.5, 64, 0.003, 480, (0, 1, 2, 4, 8, 12)))
+_BETWEEN = ((0.25, 16, 0.0, 150, (0, 1, 2, 4)), (1.0, 32, 0.005, 480, (0, 2, 8)))
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 # Called by either thread with the share of the effort that is done, and what was found.
