@@ -141,9 +141,7 @@ def attempt(
         by_bytes = by_bytes / bias.keep
     by_steps = _powers(weights.steps_power, len(sequence) // _CHUNK + 1)
     by_store = work.ones if bias is None else bias.store
-    known.pool[:] = np.zeros((), POOL)
-    uses = _start_anew(sequence, problem.records[0], known.tensors, known.roles, known.nodes, known.ids)
-    fits, entries = go_through(known._replace(base=sequence, by_steps=by_steps, by_bytes=by_bytes, by_store=by_store, uses=uses))
+    fits, entries = go_through(sequence, by_steps, by_bytes, by_store, problem.records[0], known)
     runs = len(entries) if fits else len(sequence)
     runs += max(0, int(known.now[0]["visits"]) - _USUAL * runs) // _VISITS_A_RUN
     return EvictionAttempt(EvictionResult(entries, known.roles.copy()) if fits else None, runs)
@@ -226,23 +224,24 @@ def warm_up_eviction() -> None:
 
 
 @kernel(nogil=True)
-def _start_anew(base: Any, fresh: Any, tensors: Any, roles: Any, nodes: Any, ids: Any) -> Any:
-    """Put back what was changed by going through another sequence; by tensor the steps at which it is read in this one, see `use_rows`.
+def go_through(base: Any, by_steps: Any, by_bytes: Any, by_store: Any, fresh: Any, state: Any) -> tuple[bool, Any]:
+    """Whether a sequence was found, and that. What going through another one has changed is put back before.
 
     `fresh`: the tensors before the first step.
     """
+    now, tensors, nodes, ids, roles, pool = state.now, state.tensors, state.nodes, state.ids, state.roles, state.pool
     for tensor in range(len(fresh)):
         tensors[tensor] = fresh[tensor]
         roles[tensor] = BYSTANDER
+    for power in range(len(pool)):
+        pool[power].used, pool[power].most = 0, 0
     first_steps(base, nodes, ids)
-    return use_rows(base, tensors, nodes, ids)
-
-
-@kernel(nogil=True)
-def go_through(state: Any) -> tuple[bool, Any]:
-    """Whether a sequence was found, and that."""
-    fits = _all_steps(state)
-    return fits, _written(state.out, state.now[0].count if fits else 0)
+    uses = use_rows(base, tensors, nodes, ids)
+    known = EvictionState(
+        base, now, tensors, nodes, state.start_us, by_steps, by_bytes, by_store, roles, state.scores, state.heap, ids, uses, pool, state.out
+    )
+    fits = _all_steps(known)
+    return fits, _written(state.out, now[0].count if fits else 0)
 
 
 @kernel(inner=True)

@@ -67,7 +67,7 @@ SINGLE = OptionEffort(checkpoints=8, rooms=(1.0, 0.7, 0.5), weights=(ScoreWeight
 def options_of(block: BlockProblem, pieces: Sequence[Sequence[Option]] = (), effort: OptionEffort = REPEATED) -> list[Option]:
     """The options that no other beats, the fastest first: that one keeps all.
 
-    Where the block is made of smaller ones, `parts` are their options, and each combination of them is one of this block.
+    Where the block is made of smaller ones, `pieces` are their options, and each combination of them is one of this block.
     """
     best = _unbeaten([*_distinct(_sequences(block, effort), block), *_combined(block, pieces)])
     random, most = np.random.default_rng(0), effort.most

@@ -39,13 +39,13 @@ class RunList(NamedTuple):
     first: Any  # [n] the slot of a node's first run, -1 for none
     times: Any  # [n] how often it runs
     rows: Any
-    sums: Any  # [4] entries; slots in the stack; bytes over the limit, over all entries; the limit
+    sums: Any  # [5] entries; slots in the stack; bytes over the limit, over all entries; the limit; bytes that are kept at the end
 
 
 @kernel(inner=True)
 def run_list_of(sequence: Any, longest: Any, limit: Any, facts: Any) -> Any:
     """Of a sequence that may grow to so many entries."""
-    nodes, length, sums = len(facts.cost_us), np.zeros(len(facts.kept), np.int64), np.zeros(4, np.int64)
+    nodes, length, sums = len(facts.cost_us), np.zeros(len(facts.kept), np.int64), np.zeros(5, np.int64)
     for node in sequence:
         for ptr, ids in ((facts.read_ptr, facts.read_ids), (facts.made_ptr, facts.made_ids)):
             for entry in range(ptr[node], ptr[node + 1]):
@@ -56,7 +56,7 @@ def run_list_of(sequence: Any, longest: Any, limit: Any, facts: Any) -> Any:
         np.empty(longest + 1, np.int64), np.arange(longest).astype(np.int32), np.full(nodes, -1, np.int32), np.zeros(nodes, np.int32),
         EventRows(np.empty(room.sum(), np.int32), np.cumsum(room) - room, np.zeros_like(length), room), sums,
     )  # fmt: skip
-    sums[1], sums[3] = longest, limit
+    sums[1], sums[3], sums[4] = longest, limit, (facts.kept * facts.tensor_bytes).sum()
     for node in sequence:
         put_in(node, sums[0], time, facts)
     return time
@@ -125,8 +125,7 @@ def put_in(node: Any, at: Any, time: Any, facts: Any) -> None:
         node_below = time.node[below]
         level = time.footprint[at] + time.taken[below] - facts.workspace_bytes[node_below] - facts.made_bytes[node_below]
     else:
-        for tensor in range(len(facts.kept)):
-            level += facts.kept[tensor] * facts.tensor_bytes[tensor]
+        level = time.sums[4]
     time.sums[1] -= 1
     slot = time.free[time.sums[1]]
     for entry in range(count, at, -1):

@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice, pairwise, product
 from typing import TypeAlias
@@ -55,8 +55,10 @@ _AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _LARGE = 500  # nodes of a problem for which a second thread is worth waking
 _POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
-_STEEP, _TRIED = 4, 150  # a limit between two for every so many levels; a share of the round for local moves from one schedule there
-_ABOVE = (0, 1, 2, 4)  # levels above such a limit whose schedules they go on from
+# Limits between two: so many for each level, but none where so small a share of a level is between, or the time rises by so little of the
+# least; the share of a round for local moves from one schedule, and the levels above whose schedules these go on from. First few limits and
+# many moves at each. Then many limits and few moves, which in the first round would be too few.
+_BETWEEN = ((0.25, 16, 0.0, 150, (0, 1, 2, 4)), (1.0, 32, 0.005, 480, (0, 2, 8)))
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 # Called by either thread with the share of the effort that is done, and what was found.
@@ -178,8 +180,7 @@ def _both(plain: _SweepSearch, swapping: _SweepSearch) -> Archive:
 
 class _SweepSearch:
     beside: _SweepSearch | None = None  # that runs at the same time
-    before: Archive | None = None  # what rounds before have found
-    moves = LocalMoves()
+    before = Archive()  # what rounds before have found
 
     def __init__(
         self,
@@ -353,7 +354,7 @@ class _SweepSearch:
 
     def go_lower(self, levels: Sequence[int]) -> None:
         """Local moves from the leanest schedule to the levels below, until one is not come by."""
-        for point in () if self.before is None else self.before.points:
+        for point in self.before.points:
             self.archive.add(point)
         for limit in levels:
             point = self.archive.points[0]
@@ -370,23 +371,24 @@ class _SweepSearch:
     def refine(self, reached: Sequence[int]) -> None:
         """Local moves at limits halfway between two, where the time rises most from one to the other.
 
-        Near the leanest schedule it rises by tenths from level to level, and so would an answer by where a level happens to lie. Moves go
-        on from schedules of levels above, too: these are not stuck where those of the limit are.
+        Near the leanest schedule it rises by tenths from level to level, and so would an answer by where a level happens to lie, or by how
+        times were measured that day. Moves go on from schedules of levels above, too: these are not stuck where those of the limit are.
         """
         limits = sorted({*reached, self.archive.points[0].peak_bytes})
         step = max((above - below for above, below in pairwise(reached)), default=0)  # the last levels lie closer
-        for _ in range(len(reached) // _STEEP):
-            times_us = [point.time_us for limit in limits if (point := self.archive.within(limit)) is not None]
-            wide = [at for at in range(1, len(limits)) if limits[at] - limits[at - 1] > step // 16]
-            if not wide:
-                return
-            at = max(wide, key=lambda at: times_us[at - 1] - times_us[at])
-            limit = (limits[at - 1] + limits[at]) // 2
-            above = [self.archive.within(higher) for higher in (limits[at], *(limit + levels * step for levels in _ABOVE))]
-            for point in dict.fromkeys(above):
-                if point is not None:
-                    self.move(point, limit, _TRIED)
-            limits.insert(at, limit)
+        for for_each, narrow, flat, tried, levels_above in _BETWEEN if self.before.points else _BETWEEN[:1]:
+            for _ in range(int(len(reached) * for_each)):
+                times_us = [point.time_us for limit in limits if (point := self.archive.within(limit)) is not None]
+                wide = [at for at in range(1, len(limits)) if limits[at] - limits[at - 1] > step // narrow]
+                at = max(wide, key=lambda at: times_us[at - 1] - times_us[at], default=0)
+                if not wide or times_us[at - 1] - times_us[at] < flat * times_us[-1]:
+                    break
+                limit = (limits[at - 1] + limits[at]) // 2
+                above = [self.archive.within(higher) for higher in (limits[at], *(limit + levels * step for levels in levels_above))]
+                for point in dict.fromkeys(above):
+                    if point is not None:
+                        self.move(point, limit, tried)
+                limits.insert(at, limit)
 
     def move(self, point: Point, limit: int, share: int) -> bool:
         """Local moves from a point, as many as take about one in so many parts of the round; whether they kept the limit."""
@@ -394,7 +396,7 @@ class _SweepSearch:
         if self.archive.out_of_time or self.stopped:
             return False
         states = min(self.round.states, self.round.runs // len(point.sequence))
-        moves = replace(self.moves, moves=states * MOVES_A_STATE // share)
+        moves = LocalMoves(states * MOVES_A_STATE // share)
         known = moves.improved(self.problems[point.problem], point.sequence, limit, self.neighbours.random)
         if known is None:
             return False
