@@ -79,6 +79,7 @@ class Captures:
     varying: Varying = FIXED  # which extents of its batches are dimensions
     peers: SinglePeer = ALONE  # the processes that do the same at the same time
     machine: Device | None = None  # that is simulated: it answers for a GPU that is not here
+    latest: bool = False  # of an optimizer's programs the last one alone is captured
     numbers: dict[tuple[int, str], list[Position]] = field(default_factory=dict)  # a place as often as another one lay there
 
     @property
@@ -195,5 +196,5 @@ class Captures:
             if self.program is None:
                 captured: tuple[CapturedStep, ...] = (capture_inference(self.model, given, numbers=numbers),)
             else:
-                captured = capture_training(self.program, given, numbers=numbers)
+                captured = capture_training(self.program, given, numbers=numbers, latest=self.latest)
         return tuple(replace(each, numbers=numbers) for each in captured)

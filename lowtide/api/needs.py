@@ -121,7 +121,7 @@ def needs(
         more = training.after_backward, training.accumulate, training.scaler
         program = TrainingProgram(model, loss, trained, *more, between_steps=run.state == "host")
     stages = Stages(None, wants_progress(None))
-    captures = Captures(model, program, target, stages, machine=largest)
+    captures = Captures(model, program, target, stages, machine=largest, latest=True)
     machine = Machine(str(target), largest, False, run.swap, stages)
     compile_ahead(AUTO, limited=True)
     with machine.laboratory(captures.trains) as laboratory:

@@ -11,7 +11,7 @@ is known, the fake is believed, but for operators that the table of `ir.operator
 What fake kernels have said is remembered by how their arguments look: most operators of a program are called alike many times. torch
 remembers as well, at ten times the price: it goes over all that a fake tensor can be. Remembered here is what plain tensors of known sizes
 give: new dense results on storages of their own, a view of the first argument, or that argument, which was written. All else is asked
-again.
+again. In calls over lists each tensor of a list counts so.
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return ask(*args, **kwargs)
     tensors: list[FakeTensor] = []
     try:
-        key = func, torch.get_default_dtype(), *_looks((args, tuple(kwargs.items())), tensors, kind is _WRITTEN)
+        key = (
+            func,
+            torch.get_default_dtype(),
+            *_looks((args, tuple(kwargs.items())), tensors, kind is _WRITTEN or calls.is_over_lists(func)),
+        )
     except _UnlikeError:
         return ask(*args, **kwargs)
     if not tensors or (kind is _WRITTEN and not _lie_apart(tensors)):
@@ -78,7 +82,7 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
             _known[key] = specs
         return out
     if kind is _WRITTEN:
-        return args[0]
+        return args[0] if func._schema.returns else None
     mode = tensors[0].fake_mode
     with no_dispatch():
         if kind is _VIEW:
@@ -86,7 +90,7 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
             viewed = _AS_VIEW(torch._C.DispatchKey.Meta, tensors[0], shape, stride, tensors[0].storage_offset() + offset)
             return FakeTensor(mode, viewed, tensors[0].fake_device)
         fakes = [FakeTensor(mode, torch.empty_strided(*layout, dtype=dtype, device="meta"), device) for layout, dtype, device in specs]
-    return fakes[0] if len(func._schema.returns) == 1 else tuple(fakes)
+    return _structured(func, fakes)
 
 
 @functools.cache
@@ -94,14 +98,17 @@ def _kind_of(func: OpOverload) -> str | None:
     """Whether an operator makes tensors, or gives a view of its first argument, or writes that and returns it; None for any other."""
     schema = func._schema
     aliases = [argument.alias_info for argument in schema.arguments]
-    if func.namespace != "aten" or not schema.returns or any(str(each.type) != "Tensor" for each in schema.returns):
+    over_lists = calls.is_over_lists(func)
+    if func.namespace != "aten" or not (schema.returns or over_lists):
+        return None
+    if any(str(each.type) != ("List[Tensor]" if over_lists else "Tensor") for each in schema.returns):
         return None
     if {torch.Tag.dynamic_output_shape, torch.Tag.inplace_view} & {*func.tags}:
         return None
-    if not any(aliases) and not any(each.alias_info for each in schema.returns):
+    if schema.returns and not any(aliases) and not any(each.alias_info for each in schema.returns):
         return _NEW
-    first, result = aliases[0] if aliases else None, schema.returns[0].alias_info
-    if first is None or result is None or any(aliases[1:]) or len(schema.returns) > 1:
+    first, result = aliases[0] if aliases else None, schema.returns[0].alias_info if schema.returns else None
+    if first is None or (result is None and not over_lists) or any(aliases[1:]) or len(schema.returns) > 1:
         return None
     if not first.is_write:
         return _VIEW if func.is_view else None
@@ -109,7 +116,7 @@ def _kind_of(func: OpOverload) -> str | None:
 
 
 def _looks(item: Any, tensors: list[FakeTensor], written: bool) -> Iterator[Any]:
-    """What of an argument decides. Numbers do not where a tensor is written: it stays as it is."""
+    """What of an argument decides. Numbers do not where a tensor is `written`, which stays as it is, or results look like what is read."""
     kind = type(item)
     if kind is FakeTensor:
         shape, stride = tuple(item.shape), item.stride()
@@ -145,7 +152,7 @@ def _lie_apart(tensors: list[FakeTensor]) -> bool:
 def _said(out: Any, kind: str, given: list[FakeTensor]) -> Any:
     """What to remember of an answer; None where more than looks counts."""
     if kind is _WRITTEN:
-        return True if out is given[0] else None
+        return True if out is given[0] or out is None else None
     pieces = pieces_of(out)
     if any(type(piece) is not FakeTensor or not _is_plain(piece) or piece.fake_mode is not given[0].fake_mode for piece in pieces):
         return None

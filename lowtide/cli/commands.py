@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
+from collections.abc import Iterable
 
 import typer
 
-from lowtide.cli.edge import edge_command
-from lowtide.cli.needs import devices_command, needs_command
-from lowtide.cli.optimize import compile_command, explain_command, optimize_command
-from lowtide.cli.order import order_command
-from lowtide.cli.place import place_command
-from lowtide.cli.report import report_command
+_MODULES = {
+    "optimize": "optimize", "explain": "optimize", "needs": "needs", "compile": "optimize", "report": "report", "devices": "needs",
+    "order": "order", "place": "place", "edge": "edge",
+}  # fmt: skip
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs.")
-app.command("optimize")(optimize_command)
-app.command("explain")(explain_command)
-app.command("needs")(needs_command)
-app.command("compile")(compile_command)
-app.command("report")(report_command)
-app.command("devices")(devices_command)
-app.command("order")(order_command)
-app.command("place")(place_command)
-app.command("edge")(edge_command)
+
+def command_line(verbs: Iterable[str] = _MODULES) -> typer.Typer:
+    """With these verbs. What others need is not imported, which takes longer than some verbs do."""
+    app = typer.Typer(
+        add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs."
+    )
+    app.callback()(lambda: None)  # a verb alone is named, too
+    for verb in verbs:
+        app.command(verb)(getattr(importlib.import_module(f"lowtide.cli.{_MODULES[verb]}"), f"{verb}_command"))
+    return app
 
 
 def run() -> None:
@@ -33,4 +33,5 @@ def run() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # names come from the user's files, and not every terminal can write them
     if os.environ.get("COLUMNS", "1").strip("0") == "":
         del os.environ["COLUMNS"]  # of a terminal without columns: in none of them nothing can be told
-    app()
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    command_line([verb] if verb in _MODULES else _MODULES)()
