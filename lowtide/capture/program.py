@@ -170,14 +170,9 @@ def _recorded_inference(model: nn.Module, given: Given, watch: LeakWatch, leavin
 
 @one_at_a_time
 def capture_training(
-    program: TrainingProgram,
-    given: Given,
-    *,
-    put_back: bool = False,
-    leaves: bool = False,
-    numbers: Sequence[Position] = (),
+    program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False, numbers: Sequence[Position] = (),
     latest: bool = False,
-) -> tuple[CapturedStep, ...]:
+) -> tuple[CapturedStep, ...]:  # fmt: skip
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
@@ -214,17 +209,15 @@ def _recorded_training(
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
-        seeds = _SEEDS[:1] if compared or latest else _SEEDS
-        first, following = _optimizer_step(trace, shadow, result, seeds)
-        makes_state = any(
-            slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))
-        )
-        later = _later_step(trace, following, result) if makes_state and not compared else None
+        first, following = _optimizer_step(trace, shadow, result, _SEEDS[:1] if compared or latest else _SEEDS)
+        slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
+        has_later = not compared and any(slot.table in ("state", "group") for slot in slots)
+        later = _later_step(trace, following, result) if has_later else None
         if latest and later is None:
             first, _ = _optimizer_step(trace, shadow, result)
-        if makes_state and not compared and later is None:
+        if has_later and later is None:
             return (first if not program.between_steps else on_the_host(first),)
-        captured = (first,) if later is None else (later,) if latest else (first, later)
+        captured: tuple[CapturedStep, ...] = (first,) if later is None else (later,) if latest else (first, later)
         if program.between_steps:
             captured = tuple(map(on_the_host, captured))
         if not any(slot.table == "data" for slot in first.assigned):

@@ -59,19 +59,15 @@ def needs_command(
             if ":" in model:
                 if (length, optimizer, dtype) != (None, None, None):
                     raise ValueError(f"{model}: expected no --length, --optimizer or --dtype, as the function makes what is trained")
-                work, what = builder(model, batch_size, fake=True)(), f"as {model} returns it"
+                work, what = builder(model, batch_size, fake=True, asks_fake="needs, which runs nothing")(), f"as {model} returns it"
             else:
                 work, what = named_model(model, Setting(batch_size or 1, length or 1024, optimizer or "adamw", dtype or "amp"))
             with users_code(model):
                 answer = needs(
-                    work.model,
-                    work.batch,
-                    loss=work.loss,
-                    optimizer=work.optimizer,
+                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
-                    memory=memory_limits(memory),
-                    run=Run(swap=swap, state=state),
-                )
+                    memory=memory_limits(memory), run=Run(swap=swap, state=state),
+                )  # fmt: skip
         title = f"{_called(model)}: {what}"
         if json_out is not None:
             write_json(json_out, {"program": title} | answer.figures())
@@ -135,21 +131,15 @@ def _measured() -> list[Device]:
     return devices_here()
 
 
+_FIGURES = (
+    "bandwidth_bytes_per_s", "to_host_bytes_per_s", "from_host_bytes_per_s", "can_swap", "launch_us", "issue_us", "half_flops",
+    "efficiency", "granule_bytes", "memory_bytes",
+)  # fmt: skip
+
+
 def _figures(device: Device) -> dict[str, Any]:
-    return {
-        "float32_flops_per_s": device.flops_per_s["float32"],
-        "bfloat16_flops_per_s": device.flops_per_s["bfloat16"],
-        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-        "to_host_bytes_per_s": device.to_host_bytes_per_s,
-        "from_host_bytes_per_s": device.from_host_bytes_per_s,
-        "can_swap": device.can_swap,
-        "launch_us": device.launch_us,
-        "issue_us": device.issue_us,
-        "half_flops": device.half_flops,
-        "efficiency": device.efficiency,
-        "granule_bytes": device.granule_bytes,
-        "memory_bytes": device.memory_bytes,
-    }
+    rates = {f"{dtype}_flops_per_s": device.flops_per_s[dtype] for dtype in ("float32", "bfloat16")}
+    return rates | {name: getattr(device, name) for name in _FIGURES}
 
 
 _UNITS = """matrix products in TFLOP/s; memory and the link to the host, each way, in GB/s; launch in microseconds

@@ -136,6 +136,23 @@ def test_lists_that_are_written_give_nothing_back():
     assert [each.shape for each in fakes[0]] == [(2, 3), (3,)]
 
 
+def test_what_a_tensor_is_known_to_hold_is_computed_with():
+    add, add_, mul_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor, torch.ops.aten.mul_.Tensor
+    for start in (1.0, 2.0):
+        reals = torch.tensor(start), torch.tensor(1.0), torch.tensor(9.0)
+        with FakeTensorMode() as mode:
+            convert = mode.fake_tensor_converter.from_real_tensor
+            count, one, unknown = (convert(mode, each, make_constant=each is not reals[2]) for each in reals)
+            later = remembered(add, (count, one), {}, add)
+            assert later.item() == start + 1
+            assert later.untyped_storage()._cdata != count.untyped_storage()._cdata
+            assert remembered(add_, (count, one), {}, add_) is count
+            assert count.item() == start + 1
+            remembered(mul_, (later, unknown), {}, mul_)
+            assert later.constant is None
+            assert remembered(add, (count, unknown), {}, add).constant is None
+
+
 def test_what_cannot_be_is_refused_each_time():
     for _ in range(2):
         with pytest.raises(RuntimeError):
