@@ -66,13 +66,13 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return ask(*args, **kwargs)
     tensors: list[FakeTensor] = []
     try:
-        looks = [*_looks((args, tuple(kwargs.items())), tensors, kind is _WRITTEN or calls.is_over_lists(func))]
+        described = [*_looks((args, tuple(kwargs.items())), tensors, kind is _WRITTEN or calls.is_over_lists(func))]
     except _UnlikeError:
         return ask(*args, **kwargs)
     known_data = {each.constant is not None for each in tensors}
     if len(known_data) != 1 or (kind is _WRITTEN and not _lie_apart(tensors)):
         return ask(*args, **kwargs)
-    specs = _known.get(key := (func, torch.get_default_dtype(), *known_data, *looks))
+    specs = _known.get(key := (func, torch.get_default_dtype(), *known_data, *described))
     if specs is None:
         out = ask(*args, **kwargs)
         specs = _said(out, kind, tensors, True in known_data)
