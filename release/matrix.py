@@ -48,6 +48,7 @@ _TOOLS = ("pytest", "hypothesis", "accelerate", "peft", "expecttest")
 _VERSIONS = (
     "import json, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in ('torch', 'transformers', 'numba', 'numpy')}))"
 )
+_HANGS_S = 1800  # of one test: the machine may be busy
 _SHOWN = 3  # failures on the page
 
 
@@ -106,8 +107,12 @@ def _tried(answer: Answer, python: str, folder: Path, home: Path) -> Answer:
     found: dict[str, Any] = json.loads(_output([here, "-c", _VERSIONS]))
     settings = {"OMP_NUM_THREADS": "1", "LOWTIDE_CACHE": str(folder / "cache"), "CI": "1"}
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([here, "-m", "pytest", "-q", "--junitxml", str(folder / "answers.xml"), *TESTS], cwd=source, env=clean | settings)
-    passed, skipped, failed = counts((folder / "answers.xml").read_text(encoding="utf-8"))
+    written = folder / "answers.xml"
+    options = ["-q", "-o", f"faulthandler_timeout={_HANGS_S}", "--junitxml", str(written)]
+    tested = subprocess.run([here, "-m", "pytest", *options, *TESTS], cwd=source, env=clean | settings)
+    if not written.exists():
+        return replace(answer, **found, failed=(f"pytest ended with {tested.returncode} before its end",))
+    passed, skipped, failed = counts(written.read_text(encoding="utf-8"))
     return replace(answer, **found, passed=passed, skipped=skipped, failed=failed)
 
 

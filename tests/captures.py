@@ -36,9 +36,10 @@ def mean_square(model, x):
     return model(x).square().mean()
 
 
-def captured(model=None, loss=mean_square, optimizer=torch.optim.Adam):
+def captured(model=None, loss=mean_square, optimizer=torch.optim.Adam, **settings):
     model = net() if model is None else model
-    return capture_training(TrainingProgram(model, loss, optimizer(model.parameters(), 0.1)), Given((X,), {}, torch.device("cpu")))
+    program = TrainingProgram(model, loss, optimizer(model.parameters(), 0.1))
+    return capture_training(program, Given((X,), {}, torch.device("cpu")), **settings)
 
 
 def world():

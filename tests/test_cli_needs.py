@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 
 import pytest
 from typer.testing import CliRunner
@@ -63,7 +64,18 @@ def test_what_a_function_decides_itself_is_not_an_option():
 def test_a_function_has_to_take_a_device():
     result = run("spec_of_needs:here")
     assert result.exit_code != 0
-    assert "has to take an argument `device`" in result.output
+    assert "needs, which runs nothing: spec_of_needs:here has to take an argument `device`" in " ".join(result.output.split())
+
+
+def test_a_transformers_that_lacks_what_it_imports(tmp_path, monkeypatch):
+    def lacking(name):
+        raise ModuleNotFoundError("Could not import module 'GPT2Config'.\nmore")
+
+    transformers = types.SimpleNamespace(AutoConfig=types.SimpleNamespace(from_pretrained=lacking))
+    monkeypatch.setattr(architectures, "_library", {"transformers": transformers}.__getitem__)
+    result = run(_config(tmp_path))
+    assert result.exit_code == 2
+    assert result.output.strip().endswith("Could not import module 'GPT2Config'.")
 
 
 def test_a_configuration_of_transformers(tmp_path, monkeypatch):

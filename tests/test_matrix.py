@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_an_answer_takes_the_place_of_an_older_one_of_the_same_versions(tmp_path
         ("3.12.1", "2.14.1+cpu", 7, ()),
     ]
     assert (tmp_path / "versions.md").read_text() == page(answers())
+
+
+def test_tests_that_end_early_are_a_failure_of_their_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(matrix, "environment", lambda python, home, *packages: "the Python of the cell")
+    monkeypatch.setattr(matrix, "_output", lambda command: "{}")
+    monkeypatch.setattr(
+        matrix.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, int(command[2] == "pytest"), "", "")
+    )
+    answer = matrix._tried(Answer("3.12.1", "2.14.1", "5.23.0"), "python3.12", tmp_path, tmp_path / "home")
+    assert answer.failed == ("pytest ended with 1 before its end",)
 
 
 def test_a_failure_is_told_below_the_table():

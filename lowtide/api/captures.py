@@ -78,6 +78,7 @@ class Captures:
     varying: Varying = FIXED  # which extents of its batches are dimensions
     peers: SinglePeer = ALONE  # the processes that do the same at the same time
     machine: Device | None = None  # that is simulated: it answers for a GPU that is not here
+    latest: bool = False  # of an optimizer's programs the last one alone is captured
     numbers: dict[tuple[int, str], list[Position]] = field(default_factory=dict)  # a place as often as another one lay there
 
     @property
@@ -190,4 +191,4 @@ class Captures:
     def _recorded(self, given: Given, **how: Any) -> tuple[CapturedStep, ...]:
         if self.program is None:
             return (capture_inference(self.model, given, **how),)
-        return capture_training(self.program, given, **how)
+        return capture_training(self.program, given, latest=self.latest, **how)

@@ -211,7 +211,7 @@ def needs(
     BatchSpec.of(args, kwargs, target)
     program = training_program(model, loss, trained, training, between_steps=run.state == "host")
     stages = Stages(None, wants_progress(None))
-    captures = Captures(model, program, target, stages, machine=largest)
+    captures = Captures(model, program, target, stages, machine=largest, latest=True)
     machine = Machine(str(target), largest, False, run.swap, stages)
     compile_ahead(AUTO, limited=True)
     with machine.laboratory(captures.trains) as laboratory:

@@ -54,6 +54,12 @@ def row(op: OpOverload) -> Operator:
     return row_of(name_of(op))
 
 
+@functools.cache
+def is_over_lists(op: OpOverload) -> bool:
+    """Whether an operator does to each tensor of lists what another one does to one tensor."""
+    return op._schema.name.startswith("aten::_foreach_")
+
+
 def with_defaults(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Positional arguments with the defaults that a call left out; the functional form may have none (`bernoulli_(x)`: p = 0.5)."""
     rest = [argument for argument in op._schema.arguments[len(args) :] if not argument.kwarg_only]

@@ -170,23 +170,25 @@ def _recorded_inference(model: nn.Module, given: Given, watch: LeakWatch, leavin
 
 @one_at_a_time
 def capture_training(
-    program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False, numbers: Sequence[Position] = ()
-) -> tuple[CapturedStep, ...]:
+    program: TrainingProgram, given: Given, *, put_back: bool = False, leaves: bool = False, numbers: Sequence[Position] = (),
+    latest: bool = False,
+) -> tuple[CapturedStep, ...]:  # fmt: skip
     """Capture a training step as the optimizer's state is now, and as it is from the next step on if that differs.
 
     The first steps of most optimizers make their state, the later ones update it: two programs, which share forward and backward.
     Raises CaptureError; model, optimizer and generators are as before, whatever happens. `put_back`, `leaves` and `numbers` as
     for inference. What is put back is captured to be compared with what was captured before: the first of the programs alone.
+    `latest`: the last of the programs alone, which takes less.
     """
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
     functions = program.loss, program.after_backward, *hooks_of_parameters(models)
 
-    record = partial(_recorded_training, program, given, put_back)
+    record = partial(_recorded_training, program, given, put_back, latest)
     return _captured(record, models, functions, given, program.optimizer, put_back=put_back, leaves=leaves, numbers=numbers)
 
 
 def _recorded_training(
-    program: TrainingProgram, given: Given, compared: bool, watch: LeakWatch, leaving: OutputRecorder | None
+    program: TrainingProgram, given: Given, compared: bool, latest: bool, watch: LeakWatch, leaving: OutputRecorder | None
 ) -> tuple[CapturedStep, ...]:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("torch's anomaly detection is on, which looks at the values of all gradients: switch it off for the capture")
@@ -207,16 +209,15 @@ def _recorded_training(
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
-        first, following = _optimizer_step(trace, shadow, result, _SEEDS[:1] if compared else _SEEDS)
-        if compared or not any(
-            slot.table in ("state", "group") for slot in (*first.assigned, *(slot for _, slot, _ in first.constants_assigned))
-        ):
-            captured: tuple[CapturedStep, ...] = (first,)
-        else:
-            later = _later_step(trace, following, result)
-            if later is None:
-                return (first if not program.between_steps else on_the_host(first),)
-            captured = first, later
+        first, following = _optimizer_step(trace, shadow, result, _SEEDS[:1] if compared or latest else _SEEDS)
+        slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
+        has_later = not compared and any(slot.table in ("state", "group") for slot in slots)
+        later = _later_step(trace, following, result) if has_later else None
+        if latest and later is None:
+            first, _ = _optimizer_step(trace, shadow, result)
+        if has_later and later is None:
+            return (first if not program.between_steps else on_the_host(first),)
+        captured: tuple[CapturedStep, ...] = (first,) if later is None else (later,) if latest else (first, later)
         if program.between_steps:
             captured = tuple(map(on_the_host, captured))
         if not any(slot.table == "data" for slot in first.assigned):

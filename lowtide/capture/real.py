@@ -11,7 +11,8 @@ is known, the fake is believed, but for operators that the table of `ir.operator
 What fake kernels have said is remembered by how their arguments look: most operators of a program are called alike many times. torch
 remembers as well, at ten times the price: it goes over all that a fake tensor can be. Remembered here is what plain tensors of known sizes
 give: new dense results on storages of their own, a view of the first argument, or that argument, which was written. All else is asked
-again.
+again. In calls over lists each tensor of a list counts so. What is known of
+tensors' data, of optimizers' counts mostly, is computed with.
 """
 
 from __future__ import annotations
@@ -65,28 +66,35 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return ask(*args, **kwargs)
     tensors: list[FakeTensor] = []
     try:
-        key = func, torch.get_default_dtype(), *_looks((args, tuple(kwargs.items())), tensors, kind is _WRITTEN)
+        described = [*_looks((args, tuple(kwargs.items())), tensors, kind is _WRITTEN or calls.is_over_lists(func))]
     except _UnlikeError:
         return ask(*args, **kwargs)
-    if not tensors or (kind is _WRITTEN and not _lie_apart(tensors)):
+    known_data = {each.constant is not None for each in tensors}
+    if len(known_data) != 1 or (kind is _WRITTEN and not _lie_apart(tensors)):
         return ask(*args, **kwargs)
-    specs = _known.get(key)
+    specs = _known.get(key := (func, torch.get_default_dtype(), *known_data, *described))
     if specs is None:
         out = ask(*args, **kwargs)
-        specs = _said(out, kind, tensors)
+        specs = _said(out, kind, tensors, True in known_data)
         if specs is not None and len(_known) < _MOST:
             _known[key] = specs
         return out
+    mode, data = tensors[0].fake_mode, list[torch.Tensor]()
+    if True in known_data:  # of few elements, with which fake kernels go on computing
+        with no_dispatch():
+            data = pieces_of(func(*_data(args), **{name: _data(item) for name, item in kwargs.items()}))
     if kind is _WRITTEN:
-        return args[0]
-    mode = tensors[0].fake_mode
+        return args[0] if func._schema.returns else None
     with no_dispatch():
         if kind is _VIEW:
             shape, stride, offset = specs
             viewed = _AS_VIEW(torch._C.DispatchKey.Meta, tensors[0], shape, stride, tensors[0].storage_offset() + offset)
             return FakeTensor(mode, viewed, tensors[0].fake_device)
         fakes = [FakeTensor(mode, torch.empty_strided(*layout, dtype=dtype, device="meta"), device) for layout, dtype, device in specs]
-    return fakes[0] if len(func._schema.returns) == 1 else tuple(fakes)
+    for fake, real in zip(fakes, data, strict=False):
+        fake.constant = real
+        mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+    return _structured(func, fakes)
 
 
 @functools.cache
@@ -94,14 +102,17 @@ def _kind_of(func: OpOverload) -> str | None:
     """Whether an operator makes tensors, or gives a view of its first argument, or writes that and returns it; None for any other."""
     schema = func._schema
     aliases = [argument.alias_info for argument in schema.arguments]
-    if func.namespace != "aten" or not schema.returns or any(str(each.type) != "Tensor" for each in schema.returns):
+    over_lists = calls.is_over_lists(func)
+    if func.namespace != "aten" or not (schema.returns or over_lists):
+        return None
+    if any(str(each.type) != ("List[Tensor]" if over_lists else "Tensor") for each in schema.returns):
         return None
     if {torch.Tag.dynamic_output_shape, torch.Tag.inplace_view} & {*func.tags}:
         return None
-    if not any(aliases) and not any(each.alias_info for each in schema.returns):
+    if schema.returns and not any(aliases) and not any(each.alias_info for each in schema.returns):
         return _NEW
-    first, result = aliases[0] if aliases else None, schema.returns[0].alias_info
-    if first is None or result is None or any(aliases[1:]) or len(schema.returns) > 1:
+    first, result = aliases[0] if aliases else None, schema.returns[0].alias_info if schema.returns else None
+    if first is None or (result is None and not over_lists) or any(aliases[1:]) or len(schema.returns) > 1:
         return None
     if not first.is_write:
         return _VIEW if func.is_view else None
@@ -109,7 +120,7 @@ def _kind_of(func: OpOverload) -> str | None:
 
 
 def _looks(item: Any, tensors: list[FakeTensor], written: bool) -> Iterator[Any]:
-    """What of an argument decides. Numbers do not where a tensor is written: it stays as it is."""
+    """What of an argument decides. Numbers do not where a tensor is `written`, which stays as it is, or results look like what is read."""
     kind = type(item)
     if kind is FakeTensor:
         shape, stride = tuple(item.shape), item.stride()
@@ -133,7 +144,14 @@ def _looks(item: Any, tensors: list[FakeTensor], written: bool) -> Iterator[Any]
 
 
 def _is_plain(tensor: FakeTensor) -> bool:
-    return tensor.layout is torch.strided and tensor.constant is None and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _data(item: Any) -> Any:
+    """An argument with what tensors hold in the place of their fakes."""
+    if type(item) is FakeTensor:
+        return item.constant
+    return type(item)(map(_data, item)) if type(item) in (tuple, list) else item
 
 
 def _lie_apart(tensors: list[FakeTensor]) -> bool:
@@ -142,11 +160,13 @@ def _lie_apart(tensors: list[FakeTensor]) -> bool:
     return len(set(map(address, different))) == len(different)
 
 
-def _said(out: Any, kind: str, given: list[FakeTensor]) -> Any:
+def _said(out: Any, kind: str, given: list[FakeTensor], known_data: bool) -> Any:
     """What to remember of an answer; None where more than looks counts."""
+    pieces = given if kind is _WRITTEN else pieces_of(out)
+    if any((piece.constant is None) is known_data for piece in pieces if type(piece) is FakeTensor) or (known_data and kind is _VIEW):
+        return None
     if kind is _WRITTEN:
-        return True if out is given[0] else None
-    pieces = pieces_of(out)
+        return True if out is given[0] or out is None else None
     if any(type(piece) is not FakeTensor or not _is_plain(piece) or piece.fake_mode is not given[0].fake_mode for piece in pieces):
         return None
     if any(type(extent) is not int for piece in pieces for extent in (*piece.shape, *piece.stride(), piece.storage_offset())):
@@ -272,7 +292,7 @@ def _put_right(func: OpOverload, out: Any, given: Sequence[torch.Tensor], ask: C
     return _structured(func, right)
 
 
-def _structured(func: OpOverload, pieces: list[torch.Tensor]) -> Any:
+def _structured(func: OpOverload, pieces: Sequence[torch.Tensor]) -> Any:
     """Results as the operator returns them: one, several, a list, or several of which one is a list."""
     lists = [isinstance(each.type, torch.ListType) for each in func._schema.returns]
     if True not in lists:

@@ -22,6 +22,6 @@ def main() -> None:
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lowtide.cli.commands import app
+    from lowtide.cli.commands import command_line
 
-    return app
+    return command_line()

@@ -115,20 +115,12 @@ def edge_command(
             raise FormatError("--constants: expected it without --flash, as the memory has a rate of its own")
         memories = [replace(parse_memory(text), align_bytes=align) for text in memory]
         plan = plan_edge(
-            model,
-            memories,
-            dma=dma,
-            macs_per_s=None if macs_per_s is None else parse_count(macs_per_s),
+            model, memories, dma=dma, macs_per_s=None if macs_per_s is None else parse_count(macs_per_s),
             constants_bytes_per_s=None if flash is None else parse_rate("--flash", flash),
             constants=None if constants is None else replace(parse_memory(constants, "--constants"), align_bytes=align),
-            least=least,
-            within_us=within,
-            sizes=dict(_axis(text) for text in size or ()),
-            views=cast("Views", views),
-            cut=cut,
-            extra_macs=None if extra_macs == "least" else parse_share(extra_macs),
-            inputs_outside=inputs_outside,
-        )
+            least=least, within_us=within, sizes=dict(_axis(text) for text in size or ()), views=cast("Views", views),
+            cut=cut, extra_macs=None if extra_macs == "least" else parse_share(extra_macs), inputs_outside=inputs_outside,
+        )  # fmt: skip
         if json_out == STANDARD_OUTPUT:
             write_answer(to_json(plan))
         else:

@@ -59,19 +59,15 @@ def needs_command(
             if ":" in model:
                 if (length, optimizer, dtype) != (None, None, None):
                     raise ValueError(f"{model}: expected no --length, --optimizer or --dtype, as the function makes what is trained")
-                work, what = builder(model, batch_size, fake=True)(), f"as {model} returns it"
+                work, what = builder(model, batch_size, fake=True, asks_fake="needs, which runs nothing")(), f"as {model} returns it"
             else:
                 work, what = named_model(model, Setting(batch_size or 1, length or 1024, optimizer or "adamw", dtype or "amp"))
             with users_code(model):
                 answer = needs(
-                    work.model,
-                    work.batch,
-                    loss=work.loss,
-                    optimizer=work.optimizer,
+                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer,
                     cards=CARDS if cards is None else [each.strip() for each in cards.split(",")],
-                    memory=memory_limits(memory),
-                    run=Run(swap=swap, state=state),
-                )
+                    memory=memory_limits(memory), run=Run(swap=swap, state=state),
+                )  # fmt: skip
         title = f"{_called(model)}: {what}"
         if json_out is not None:
             write_json(json_out, {"program": title} | answer.figures())

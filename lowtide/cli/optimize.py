@@ -85,17 +85,9 @@ def optimize_command(
             workload = build()
             with users_code(spec):
                 step = optimize(
-                    workload.model,
-                    workload.batch,
-                    loss=workload.loss,
-                    optimizer=workload.optimizer,
-                    memory=limits,
-                    latency=latency,
-                    exact=exact,
-                    shapes=shapes,
-                    planning=planning,
-                    run=run,
-                )
+                    workload.model, workload.batch, loss=workload.loss, optimizer=workload.optimizer,
+                    memory=limits, latency=latency, exact=exact, shapes=shapes, planning=planning, run=run,
+                )  # fmt: skip
                 compared = compare(build(), workload, step, repeats) if measure and not fake and machine is None else None
         if save is not None:
             step.plan.save(save)
@@ -173,16 +165,10 @@ def explain_command(
             work = builder(spec, batch_size, fake)()
             with users_code(spec):
                 explanation = explain(
-                    work.model,
-                    work.batch,
-                    loss=work.loss,
-                    optimizer=work.optimizer,
-                    memory=memory_limits(memory),
-                    training=Training(accumulate=accumulate),
-                    shapes=Shapes(dynamic=dynamic_of(dynamic)),
-                    planning=Planning(effort=effort, device=on, simulate=device),
-                    run=Run(swap=swap, state=state),
-                )
+                    work.model, work.batch, loss=work.loss, optimizer=work.optimizer, memory=memory_limits(memory),
+                    training=Training(accumulate=accumulate), shapes=Shapes(dynamic=dynamic_of(dynamic)),
+                    planning=Planning(effort=effort, device=on, simulate=device), run=Run(swap=swap, state=state),
+                )  # fmt: skip
         if json_out is not None:
             write_json(json_out, explanation.figures())
     if json_out != STANDARD_OUTPUT:

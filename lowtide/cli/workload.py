@@ -70,11 +70,11 @@ def _is_users(filename: str) -> bool:
 _MODULE = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")
 
 
-def builder(spec: str, batch_size: int | None, fake: bool) -> Callable[[], Workload]:
+def builder(spec: str, batch_size: int | None, fake: bool, asks_fake: str = "--fake") -> Callable[[], Workload]:
     """A function that makes the workload anew at each call: eager PyTorch and lowtide must start from the same weights.
 
-    The user's function is given `batch_size` where one is asked for, and `device="meta"` for a fake one. Exits where it takes no such
-    argument.
+    The user's function is given `batch_size` where one is asked for, and `device="meta"` for a fake one, which `asks_fake` asks for.
+    Exits where it takes no such argument.
     """
     function = _function(spec)
     given: dict[str, object] = {}
@@ -82,7 +82,7 @@ def builder(spec: str, batch_size: int | None, fake: bool) -> Callable[[], Workl
         given["batch_size"] = batch_size
     if fake:
         given["device"] = "meta"
-    for name, option in (("batch_size", "--batch-size"), ("device", "--fake")):
+    for name, option in (("batch_size", "--batch-size"), ("device", asks_fake)):
         if name in given and callable(function):
             _check_takes(function, name, f"{option}: {spec}")
 
@@ -90,7 +90,7 @@ def builder(spec: str, batch_size: int | None, fake: bool) -> Callable[[], Workl
         with users_code(spec, alone=True):
             work = workload_of(partial(function, **given) if callable(function) else function)
             if fake:
-                _check_fake(work, spec)
+                _check_fake(work, f"{asks_fake}: {spec}")
             return work
 
     return build
@@ -123,11 +123,11 @@ def _check_takes(function: Callable[..., object], name: str, what: str) -> None:
         refuse(f"{what} has to take an argument `{name}` for that; it {takes}")
 
 
-def _check_fake(work: Workload, spec: str) -> None:
+def _check_fake(work: Workload, what: str) -> None:
     """Exits unless the parameters of a fake model take no memory."""
     real = next((name for name, parameter in work.model.named_parameters() if not parameter.is_meta), None)
     if real is not None:
-        refuse(f'--fake: {spec} was given device="meta" and has to make its model there; its parameter {real} is elsewhere')
+        refuse(f'{what} was given device="meta" and has to make its model there; its parameter {real} is elsewhere')
 
 
 def _function(spec: str) -> Callable[[], object]:

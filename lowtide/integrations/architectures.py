@@ -121,17 +121,17 @@ def _of_transformers(name: str, setting: Setting) -> Example:
         raise ValueError(f"{name}: expected module:function; models of transformers can be named where it is installed, and here it is not")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"{name}: expected a folder or file with a transformers configuration, a name of timm's, or module:function; {first}"
         ) from error
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    classes = [getattr(transformers, each, None) for each in config.architectures or ()]
     with torch.device("meta"):
-        kind = next((each for each in classes if each is not None), None)
         try:
+            classes = [getattr(transformers, each, None) for each in config.architectures or ()]
+            kind = next((each for each in classes if each is not None), None)
             model = kind(config) if kind is not None else transformers.AutoModelForCausalLM.from_config(config)
         except (ValueError, ImportError) as error:
             raise ValueError(f"{name}: no model could be made of this configuration: {str(error).partition(chr(10))[0][:300]}") from error

@@ -199,8 +199,9 @@ class Plan(Contents):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """The plan in a file, checked. Raises FormatError or CheckError, which name the file, and OSError."""
+        text = read_utf8(path)
         try:
-            return cls.from_json(read_utf8(path))
+            return cls.from_json(text)
         except (FormatError, CheckError) as error:
             raise type(error)(f"{os.fspath(path)}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 from typing import Any
@@ -102,7 +103,7 @@ def test_samples_of_torchs_operators():
 
 def _called(func: Any, *args: Any) -> Any:
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in args]
+        fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, list(args))
         for _ in range(2):
             out = remembered(func, tuple(fakes), {}, func)
         return out, fakes
@@ -111,6 +112,45 @@ def _called(func: Any, *args: Any) -> Any:
 def test_what_is_written_is_what_is_returned():
     out, fakes = _called(torch.ops.aten.add_.Tensor, torch.ones(2, 3), torch.ones(3))
     assert out is fakes[0]
+
+
+def test_lists_are_remembered_tensor_by_tensor_and_numbers_do_not_count():
+    mul, asked = torch.ops.aten._foreach_mul.Scalar, []
+
+    def ask(*args: Any) -> Any:
+        asked.append(args)
+        return mul(*args)
+
+    with FakeTensorMode() as mode:
+        lists = [[mode.from_tensor(torch.ones(rows, 3, dtype=dtype)) for rows in (2, 5)] for dtype in (torch.float32, torch.int64)]
+        for given, number in itertools.product(lists, (0.5, 0.25, 2)):
+            before, out = len(asked), remembered(mul, (given, number), {}, ask)
+            assert type(out) is list
+            assert [_look(each, given) for each in out] == [_look(each, given) for each in mul(given, number)]
+            assert len(asked) - before == (number != 0.25)  # a number of another kind is asked for, another number is not
+
+
+def test_lists_that_are_written_give_nothing_back():
+    out, fakes = _called(torch.ops.aten._foreach_add_.Scalar, [torch.ones(2, 3), torch.ones(3)], 1.5)
+    assert out is None
+    assert [each.shape for each in fakes[0]] == [(2, 3), (3,)]
+
+
+def test_what_a_tensor_is_known_to_hold_is_computed_with():
+    add, add_, mul_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor, torch.ops.aten.mul_.Tensor
+    for start in (1.0, 2.0):
+        reals = torch.tensor(start), torch.tensor(1.0), torch.tensor(9.0)
+        with FakeTensorMode() as mode:
+            convert = mode.fake_tensor_converter.from_real_tensor
+            count, one, unknown = (convert(mode, each, make_constant=each is not reals[2]) for each in reals)
+            later = remembered(add, (count, one), {}, add)
+            assert later.item() == start + 1
+            assert later.untyped_storage()._cdata != count.untyped_storage()._cdata
+            assert remembered(add_, (count, one), {}, add_) is count
+            assert count.item() == start + 1
+            remembered(mul_, (later, unknown), {}, mul_)
+            assert later.constant is None
+            assert remembered(add, (count, unknown), {}, add).constant is None
 
 
 def test_what_cannot_be_is_refused_each_time():

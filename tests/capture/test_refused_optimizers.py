@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
+from lowtide.capture.difference import difference
+from lowtide.errors import CaptureError
+from tests.captures import captured
 from tests.refusals import refused, square
 from tests.training import Settings as Plain
 from tests.training import eager_step
@@ -42,6 +46,21 @@ class Own(optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.sub_(parameter.grad * self.rule(group["lr"]))
+
+
+@pytest.mark.parametrize("rule", [math.sqrt, lambda lr: lr])
+def test_a_hyper_parameter_that_escapes_is_seen_where_the_last_program_alone_is_captured(rule):
+    with (
+        contextlib.nullcontext() if rule is not math.sqrt else pytest.raises(CaptureError, match="turns a hyper-parameter into a constant")
+    ):
+        captured(optimizer=lambda parameters, lr: Own(parameters, lr, rule), latest=True)
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam, optim.Adagrad])
+def test_the_last_program_alone_is_the_last_of_all(optimizer):
+    alone = captured(optimizer=optimizer, latest=True)
+    assert len(alone) == 1
+    assert not difference(captured(optimizer=optimizer)[-1], alone[0])
 
 
 @pytest.mark.parametrize("rule", [math.sqrt, math.exp, lambda lr: float.__add__(lr, 1.0)], ids=range(3))

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lowtide
-from lowtide.cli.commands import app
+from lowtide.cli import app
 from lowtide.edge.check_cuts import check_cut
 from lowtide.edge.cuts import Cut, Ring, with_cuts
 from lowtide.edge.graph import EdgeGraph
