@@ -75,7 +75,7 @@ def load(path: Path, names: Iterable[str]) -> Path:
     for name in names:
         named: Any = type("NamedKernel", (Kernels,), {"entry_function": name})
         with suppress(ImportError):  # it has no such kernel
-            _loaded[name] = named._load_library_inner(str(path), "lowtide")
+            _loaded[name] = named._load_library_inner(str(path), "lowtide_kernels")
     return path
 
 
@@ -99,12 +99,12 @@ def _name(source: str) -> str:
 
 def _later(name: str, alone: Alone) -> ModuleType:
     """In the place of a kernel that is not compiled yet. Whoever calls it has it from a library, or compiled alone."""
-    module, found = ModuleType(name), list[Callable[..., Any]]()
+    module, known = ModuleType(name), list[Callable[..., Any]]()
 
     def kernel(*args: Any) -> Any:
-        if not found:
-            found.append((_loaded.get(name) or alone()).kernel)
-        return found[0](*args)
+        if not known:
+            known.append((_loaded.get(name) or alone()).kernel)
+        return known[0](*args)
 
     vars(module)["kernel"] = kernel
     return module
