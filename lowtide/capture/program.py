@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from types import CellType
 from typing import Any
 
@@ -155,7 +156,13 @@ def _captured(
             flags = FlagRecorder((*captured[-1].flags.memos, *memos))
             return tuple(replace(each, beside=beside, counted=refilled, flags=flags) for each in captured)
 
-    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
+    captures = partial(with_leaving, capture, (*functions, *models), sizes=bool(given.varying), numbers=numbers)
+    captured = captures(at_once=leaves)
+    if not any(each.outputs.are_unsure for each in captured):
+        return captured
+    before, captured = captured, captures(at_once=leaves)
+    pairs = zip_longest(captured, before[: len(captured)], fillvalue=before[-1])
+    return tuple(replace(each, outputs=each.outputs.resolved(old.outputs)) for each, old in pairs)
 
 
 def _recorded_inference(model: nn.Module, given: Given, watch: LeakWatch, leaving: OutputRecorder | None) -> tuple[CapturedStep, ...]:

@@ -33,6 +33,9 @@ from lowtide.capture.care.contents import (
     counts,
     differ,
     difference,
+    is_plain,
+    is_put,
+    is_replaced,
     is_written_by_user,
     moves,
     pieces,
@@ -42,7 +45,7 @@ from lowtide.capture.care.contents import (
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, noted
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
-from lowtide.capture.effects.code import IMPORT, codes, named
+from lowtide.capture.effects.code import IMPORT, assigned, codes, named
 from lowtide.capture.effects.containers import LeavingError, is_stand_in
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_users, users_line
@@ -81,6 +84,8 @@ class Follower:
         self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self.remembering = RememberingFunctions(models)
+        self._touched: set[tuple[int, str]] = set()  # attributes that were written
+        self._set: dict[tuple[int, str], tuple[Position, Any]] = {}  # variables that functions set, and what lay there
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
         self._imports: list[tuple[str, str]] = []  # modules that functions import themselves, and the line
@@ -133,8 +138,9 @@ class Follower:
             if before.keys() != now.keys():
                 return f"a {type(container).__name__} that it reaches had {len(before)} items and has {len(now)}"
             for name in before:
-                if differ(before[name], now[name]):
-                    return f"a {type(container).__name__} that it reads had {before[name]!r} at {name!r} and has {now[name]!r}"
+                if is_replaced(before[name], now[name]):
+                    was, is_now = (repr(each[name]) if is_plain(each[name]) else "another object" for each in (before, now))
+                    return f"a {type(container).__name__} that it reads had {was} at {name!r} and has {is_now}"
         for container, size in self._large:
             if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
@@ -152,9 +158,24 @@ class Follower:
         if change := self._moving.change():
             raise CaptureError(changed_each_time(change))
 
-    def puts(self) -> list[tuple[Any, str, Any]]:
-        """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        return [(item, name, now) for item, name, now in self._written.constants() if self.only_writes(item, name)]
+    def puts(self) -> list[tuple[Position, Any]]:
+        """What the program has put into attributes of the user's objects and classes and into variables, and had not read before.
+
+        Not what it has computed: that is followed elsewhere.
+        """
+        return [(place, now) for place, _ in self._put() if is_put(now := place.now())]
+
+    def _put(self) -> Iterator[tuple[Position, Any]]:
+        """Places that it writes alone, and what lay there where that is known."""
+        for item, name in self._written.of_users():
+            if self.only_writes(item, name):
+                yield Position.of(item, name, f"attribute {name!r} of a {type(item).__name__}"), ABSENT
+        for cls, name, before in self._numbers.replaced():
+            if (id(cls), name) not in self._places:
+                yield Position.of(cls, name, f"attribute {name!r} of the class {cls.__name__}"), before
+        for key, (place, before) in self._set.items():
+            if key not in self._places and place.now() is not before:
+                yield place, before
 
     def only_writes(self, item: Any, name: str) -> bool:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
@@ -167,8 +188,13 @@ class Follower:
         )
 
     def take_back(self) -> None:
-        for item, name, _ in self.puts():
-            self._written.put_back(item, name)
+        for place, before in [*self._put()]:
+            if not is_put(place.now()):
+                continue
+            if (id(place.holder), place.name) in self._written:
+                self._written.put_back(place.holder, place.name)
+            else:
+                place.put(before)
 
     def turn_back(self) -> None:
         """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
@@ -199,13 +225,15 @@ class Follower:
 
     def forget(self) -> None:
         for table in vars(self).values():
-            if isinstance(table, (dict, list, ClassNumbers, WrittenAttributes, RememberingFunctions)) and table is not self.classes:
+            if isinstance(table, (dict, list, set, ClassNumbers, WrittenAttributes, RememberingFunctions)) and table is not self.classes:
                 table.clear()
 
     # While the program runs.
 
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
+        if (id(item), name) in self._touched and moves(static_attribute(item, name)):
+            return  # an iterator of the program's own
         if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
             if not name.endswith(HOOKS):  # those that were there have been followed, others are the program's
                 self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
@@ -223,6 +251,7 @@ class Follower:
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
+        self._touched.add((id(item), name))
         if id(item) in self._followed or is_slot(item, name):
             self._written.note(item, name)
 
@@ -370,6 +399,11 @@ class Follower:
             texts = {each for each in piece.co_consts if isinstance(each, str) and each.isidentifier()}
             self._words.update(piece.co_names, texts)
             self._asked.update(texts if {"getattr", "hasattr"} & {*piece.co_names} else ())
+        for name in {*assigned(code)}:
+            holder: Any = cells.get(name, table)
+            place = Position.of(holder, name, f"{'variable' if name in cells else 'global'} {name!r}")
+            self._held.append(holder)
+            self._set.setdefault((id(holder), name), (place, place.now()))
         for name, chain, line in (each for piece in codes(code) for each in named(piece)):
             at = f"{code.co_filename}:{line}"
             if name in cells:
@@ -428,8 +462,8 @@ def following(
             raise
 
 
-def put_beside() -> list[tuple[Any, str, Any]]:
-    """The numbers and texts that the program which this thread follows has put into attributes so far."""
+def put_beside() -> list[tuple[Position, Any]]:
+    """What the program which this thread follows has put into attributes and variables so far, but for what it has computed."""
     return [] if (follower := listener.get()) is None else follower.puts()
 
 

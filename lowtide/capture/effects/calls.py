@@ -247,7 +247,7 @@ class NumberOperands(TorchFunctionMode):
             self._inputs[at] = draft.add_scalar_input(Slot("constant", (len(draft.constants),)), "before")
             draft.constants.append(number.earlier.places[at])
             number.earlier.inputs.add(at)
-            number.earlier.divisors.append(lambda results, before: type(before[at]) is kind)
+            number.earlier.conditions.append(lambda results, before: type(before[at]) is kind)
         return self._inputs[at]
 
     def answer(self, item: Term) -> bool | None:

@@ -19,6 +19,7 @@ import torch
 from lowtide.base.places import ABSENT, LENGTH, entry
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
+from lowtide.ir import tree
 
 KINDS = (
     list,
@@ -274,6 +275,13 @@ class Container:
 
 def is_stand_in(item: Any) -> bool:
     return type(item) in _classes
+
+
+def original(item: Any) -> Any:
+    """The caller's own container for its stand-in, anything else as it is. Raises StaleError for what holds a stand-in."""
+    if not is_stand_in(item) and tree.holds(item, is_stand_in):
+        raise StaleError("it puts one container of its own into another")
+    return item.kept.original if is_stand_in(item) and not item.kept.is_new else item
 
 
 def holds_stand_in(item: Any) -> bool:

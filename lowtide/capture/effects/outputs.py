@@ -210,6 +210,8 @@ class OutputRecorder:
                     continue
                 if not holds_fakes(now) or (self._is_shown(item, table) and isinstance(now, torch.Tensor)):
                     continue
+                if is_stand_in(now) and not now.kept.is_new:
+                    continue  # the caller's own, put there as it is
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
@@ -254,7 +256,7 @@ class OutputRecorder:
     def left(self) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
         relied = tuple(container for container in self.all() if container.changes)
-        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.sums.values()), tuple(self.earlier.divisors))
+        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.sums.values()), tuple(self.earlier.conditions))
         return outputs
 
     def _acts(self) -> Iterator[Act]:

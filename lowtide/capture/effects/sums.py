@@ -85,7 +85,7 @@ class EarlierNumbers:
     """What lies in all such places while a program is captured, and what of that may not be zero, as the program divides by it."""
 
     numbers: list[Any] = field(default_factory=list)
-    divisors: list[Recipe] = field(default_factory=list)
+    conditions: list[Recipe] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)  # that captures
     places: list[Sum] = field(default_factory=list)
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
@@ -99,7 +99,7 @@ class EarlierNumbers:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
         if not (divisor := recipe(item))(iter(()), self.numbers):
             return False
-        self.divisors.append(divisor)
+        self.conditions.append(divisor)
         return True
 
 
@@ -295,7 +295,7 @@ def _power(*both: Any) -> Any:
     if (earlier := _earlier(raised)) is None:
         return _computed(raised)
     power = recipe(raised)
-    earlier.divisors.append(lambda results, before: [power(results, before)])
+    earlier.conditions.append(lambda results, before: [power(results, before)])
     return raised
 
 
