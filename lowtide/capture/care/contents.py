@@ -101,7 +101,7 @@ def is_put(item: Any) -> bool:
         return item is not ABSENT
     function = item.func if isinstance(item, functools.partial) else item
     stands_in = isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(_OWN)
-    return not (stands_in or isinstance(item, torch.Tensor) or is_number(item)) and (is_stand_in(item) or not holds_fakes(item))
+    return not (stands_in or is_number(item)) and (is_stand_in(item) or not holds_fakes(item))
 
 
 def differ(old: Any, new: Any) -> bool:

@@ -85,6 +85,7 @@ class Follower:
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self.remembering = RememberingFunctions(models)
         self._touched: set[tuple[int, str]] = set()  # attributes that were written
+        self._born: dict[int, Any] = {}  # objects that the program makes, as far as their classes tell
         self._set: dict[tuple[int, str], tuple[Position, Any]] = {}  # variables that functions set, and what lay there
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
@@ -151,6 +152,17 @@ class Follower:
             if (name := difference(before, attributes(space))) is not None:
                 once = "where only a first call sets it, call the model or the loss once before"
                 return f"attribute {name!r} of a {type(space).__name__} is set, and those of an object of your own class can be; {once}"
+        return ""
+
+    def replaced(self) -> str:
+        """Where the program has read one object and then put another, in words; "" where nowhere. Numbers and texts may settle."""
+        for key, place in self._places.items():
+            old, new = self._before[key], place.now()
+            of_variables = isinstance(place.holder, (types.CellType, dict))  # of which nobody knows whether it was read before
+            if old is new or is_plain(new) or isinstance(place.holder, (nn.Module, type, types.FunctionType)) or not is_put(new):
+                continue
+            if any(new is each for each in self._before.values()) if of_variables else is_replaced(old, new) and key in self._written:
+                return f"{place} was {_named(old)} and is {_named(new)}"
         return ""
 
     def refuse_moved(self) -> None:
@@ -232,8 +244,8 @@ class Follower:
 
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
-        if (id(item), name) in self._touched and moves(static_attribute(item, name)):
-            return  # an iterator of the program's own
+        if (id(item), name) in self._touched and (moves(own := static_attribute(item, name)) or id(own) in self._born):
+            return  # an iterator or an object that the program has made
         if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
             if not name.endswith(HOOKS):  # those that were there have been followed, others are the program's
                 self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
@@ -252,6 +264,8 @@ class Follower:
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
         self._touched.add((id(item), name))
+        if id(item) not in self._seen and not isinstance(item, nn.Module) and attributes(item) == {}:
+            self._born[id(item)] = item
         if id(item) in self._followed or is_slot(item, name):
             self._written.note(item, name)
 
@@ -307,6 +321,8 @@ class Follower:
         elif isinstance(item, types.FunctionType):
             self._of_function(item)
         elif isinstance(item, type):
+            if is_written_by_user(item) and not issubclass(item, nn.Module):
+                noted(item, self.classes)
             self._of_class(item, all_functions=True)
         elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
@@ -465,6 +481,10 @@ def following(
 def put_beside() -> list[tuple[Position, Any]]:
     """What the program which this thread follows has put into attributes and variables so far, but for what it has computed."""
     return [] if (follower := listener.get()) is None else follower.puts()
+
+
+def _named(item: Any) -> str:
+    return repr(item) if is_plain(item) else f"a {type(item).__name__}"
 
 
 def _is_object(item: Any) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -63,7 +64,7 @@ class AttributeReads:
     def put(self, module: nn.Module) -> list[str]:
         """The names of one of them."""
         own: dict[str, Any] = attributes(module)
-        written = (name for name in self._written.get(id(module), ()) if name in own and is_put(own[name]))
+        written = (name for name in self._written.get(id(module), ()) if name in own and is_put(own[name]) and not isinstance(own[name], torch.Tensor))
         first = self._first[id(module)]
         return sorted(name for name in written if name not in first and "__dict__" not in first)
 

@@ -36,6 +36,7 @@ _USES = {
     "index": ("is a position or a size", "keep to sizes that follow from shapes, or index with a tensor"),
     "hash": ("is a key of a dictionary or a member of a set", "put it there after the step"),
 }
+_DECIDING = {"bool", "index"}  # of what earlier steps leave each step asks so much before it begins
 _ASKS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (float, int, operator.index, hash, str, format, repr)}
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
@@ -94,6 +95,13 @@ class EarlierNumbers:
     def is_used(self, place: Sum) -> bool:
         """Whether a step asks what lies there, and not only the capture has."""
         return any(self.places[at] is place for at in (*self.inputs, *self.spoken))
+
+    def decides(self, item: Term) -> Any:
+        """What one is that follows from these numbers alone, and that a program decides with: the same one in each of its steps."""
+        asked = recipe(item)
+        answer = asked(iter(()), self.numbers)
+        self.conditions.append(lambda results, before: asked(results, before) == answer)
+        return answer
 
     def divides(self, item: Term) -> bool:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
@@ -310,6 +318,8 @@ def _asked(item: Any, by: str = "") -> Any:
     """A number itself, where it can be had; it is a part of the program from here on. `by`: the name of what asks."""
     if not isinstance(item, Term):
         return item
+    if item.known is None and by in _DECIDING and (earlier := _earlier(item)) is not None:
+        return earlier.decides(item)
     if item.known is None:
         use, instead = _USES.get(by, (f"is given to {by}()" if by else "is used", "compute with the tensor itself"))
         item.refuse(use=use, instead=instead)
