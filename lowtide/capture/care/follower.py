@@ -46,7 +46,7 @@ from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, not
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
 from lowtide.capture.effects.code import IMPORT, assigned, codes, named
-from lowtide.capture.effects.containers import LeavingError, is_stand_in
+from lowtide.capture.effects.containers import LeavingError, is_stand_in, own_of
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_users, users_line
 from lowtide.errors import CaptureError
@@ -193,10 +193,10 @@ class Follower:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
         return (id(item), name) in self._written and (id(item), name) not in self._places
 
-    def leads_to(self, item: Any) -> bool:
-        """Whether an object lies now in a place that was read, or in a container."""
+    def leads_to(self, item: Any, but: Any = None) -> bool:
+        """Whether an object lies now in a place that was read, or in another container than `but`."""
         return any(place.now() is item for place in self._places.values()) or any(
-            piece is item for container, _ in self._contents for piece in pieces(container).values()
+            piece is item for container, _ in self._contents if own_of(container) is not but for piece in pieces(container).values()
         )
 
     def take_back(self) -> None:

@@ -90,6 +90,7 @@ class ModuleSnapshot:
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
             begins = (is_number(new) or type(new) is tuple) and is_followed() and (old is None or old is ABSENT)
+            begins = begins or (is_followed() and type(new) in (tuple, list, dict) and holds_fakes(new))
             if not (of_graph or made_once or begins or is_number(old) or name.endswith(HOOKS) or name in memos or _alike(old, new)):
                 yield name
 

@@ -102,7 +102,11 @@ class Container:
         self.written: set[Any] = set()  # keys
         self.defaults: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
         self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
+        self.tensors: dict[Any, tuple[Any, str]] = {}  # by key: those that it has read, and the line
+        self.keys: list[Any] = []
+        self.keys_at = ""  # where all keys of a dictionary were read
         self.nothing: dict[Any, tuple[Any, str]] = {}  # keys under which it has read None, what is taken where nothing lies, and the line
+        self.missing: dict[Any, str] = {}  # keys under which nothing lay for which it has taken something, and the line
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
         self.length: Any = None  # what stands for how many items it has when a step begins
@@ -130,7 +134,10 @@ class Container:
     def stale_at(self, as_a_whole: bool) -> str:
         """Where the program reads what earlier steps have left; "" where it does not. `as_a_whole`: with what it holds."""
         grown = not isinstance(self.items, dict) and self.kind.__len__(self.items) > 0
-        begun = (line for key, (_, line) in self.nothing.items() if any(isinstance(each, torch.Tensor) for each in self.lying_at(key)))
+        keys = self.items.keys() if isinstance(self.items, dict) else ()
+        if self.keys_at and self.changes_itself and keys != self.original.keys():
+            return self.keys_at
+        begun = (line for key, line in self.missing.items() if not any(isinstance(each, torch.Tensor) for each in self.lying_at(key)))
         return (
             (self.read_at or (self.whole if grown else "") or next(begun, ""))
             if (self.changes if as_a_whole else self.changes_itself)
@@ -148,7 +155,7 @@ class Container:
             return False
         if not begins or type(now) is not self.kind or any(other is not now for other in others):
             return False
-        if any((key in now) is not there for key, there in self.presence.items()):
+        if any((key in now) is not there for key, there in self.presence.items()) or (self.keys_at and list(now) != self.keys):
             return False
         return not self.whole or (now.keys() <= self.written if isinstance(now, dict) else not now)
 
@@ -158,8 +165,14 @@ class Container:
             return
         if key is _ALL and all(map(self._is_own, self._old_keys())) and self.sums.keys() <= self.written:
             self.whole = self.whole or users_line()
+        elif key is not _ALL and self._may_last(key) and isinstance(item := entry(self.original, key, default), torch.Tensor):
+            self.tensors.setdefault(key, (item, users_line()))
         elif key is not _ALL and self._may_last(key) and entry(self.original, key, default) is None:
             self.nothing.setdefault(key, (default, users_line()))
+        elif key is not _ALL and isinstance(self.original, dict) and key not in self.original and default is not ABSENT:
+            self.missing.setdefault(key, users_line())
+            self.presence.setdefault(key, False)
+            self.defaults.setdefault(key, default)
         else:
             self.read_at = self.read_at or users_line()
             if key is not _ALL and self._may_last(key):
@@ -193,6 +206,15 @@ class Container:
             return self.stand_in.__len__()
         return self.length + self.added if most is None else min(self.length + self.added, most)
 
+    def each_key(self) -> list[Any]:
+        """All keys of a dictionary are asked for: they have to be those of the capture when a step begins."""
+        keys = list(dict.keys(self.items))
+        if self.log.active and not self.fresh and keys and not all(map(self._is_own, keys)) and not self.is_of_others():
+            self.keys_at, self.keys = self.keys_at or users_line(), self.keys or list(self.original)
+        else:
+            self.read()
+        return keys
+
     def has(self, key: Any) -> bool:
         """Whether a dictionary has a key: what the program does then follows from it."""
         if self.log.active and not self.fresh and key not in self.written and key not in self.opened:
@@ -216,6 +238,11 @@ class Container:
         elif method != "__setitem__" or not self._is_own(args[0]):
             self.read()
         self.log.events.append((self, method, args))
+
+    def holds_before(self, item: Any) -> int:
+        """In how many places it has an item that the program found."""
+        held = self.original.values() if isinstance(self.original, dict) else self.original or ()
+        return sum(each is item for each in held)
 
     def lying_at(self, key: Any) -> list[Any]:
         """What lies under a key, where anything does."""
@@ -275,6 +302,11 @@ class Container:
 
 def is_stand_in(item: Any) -> bool:
     return type(item) in _classes
+
+
+def own_of(container: Any) -> Any:
+    """The caller's own container for its stand-in."""
+    return container.kept.original if is_stand_in(container) else container
 
 
 def original(item: Any) -> Any:
@@ -392,6 +424,9 @@ def _count(self: Any, iterable: Any = None, /, *, times: int = 1, **named: Any) 
 
 _OWN: dict[str, Any] = {
     "update": _update, "setdefault": _set_default, "__getitem__": _get_item, "__missing__": _missing,
+    "__iter__": lambda self: iter(self.kept.each_key()), "keys": lambda self: dict.fromkeys(self.kept.each_key()).keys(),
+    "values": lambda self: [self[key] for key in self.kept.each_key()], "__len__": lambda self: len(self.kept.each_key()),
+    "items": lambda self: [(key, self[key]) for key in self.kept.each_key()],
     "get": lambda self, key, default=None: self.kept.lookup(key, default), "__contains__": lambda self, key: self.kept.has(key),
 }  # fmt: skip
 _OF_COUNTERS = {"update": _count, "subtract": functools.partial(_count, times=-1)}
