@@ -130,6 +130,7 @@ def _captured(
             beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
             if leaving is not None:
                 beside = leaving.end(follower, beside, captured[-1].constants)
+                leaving.refuse_decisions(captured[-1].readings)
                 captured = tuple(
                     replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured
                 )

@@ -24,6 +24,7 @@ from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, re
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import module_views, seen, undoing
+from lowtide.capture.data.facts import Reading, SlotLeaf
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
 from lowtide.capture.effects.code import is_read, rewrite
@@ -338,6 +339,14 @@ class OutputRecorder:
                     "there, or has that one in another place, too: write into it with copy_"
                 )
             self.going_on[id(was)] = place
+
+    def refuse_decisions(self, readings: Iterable[Reading]) -> None:
+        """Raise StaleError for one that follows from a tensor that another one lies in the place of in each step."""
+        for reading in readings:
+            for step in reading.question.steps:
+                if isinstance(step, SlotLeaf) and id(step.constant) in self.going_on:
+                    place = self.going_on[id(step.constant)]
+                    raise StaleError(f"at {reading.question.line} it decides on {place.text}, which another step has put there")
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
