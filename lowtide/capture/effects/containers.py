@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +29,8 @@ KINDS = (
     collections.Counter,
     collections.deque,
 )  # no classes derived from them
+_TAKING = ("pop", "popleft", "__delitem__")
+_READS = "it reads what earlier steps leave"
 _ALL = object()  # the same: all of them
 _classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
@@ -67,7 +69,7 @@ class EffectLog:
 
 
 class _Earlier:
-    """What earlier steps have left in a list, for functions of torch's, which read it without asking."""
+    """What earlier steps have left in a list: it can be taken away, and not looked at. Functions of torch's read without asking."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
@@ -79,7 +81,18 @@ class _Earlier:
             for item in each if isinstance(each, (list, tuple)) else (each,):
                 if isinstance(item, cls):
                     item.container.read_at = users_line()
-        raise StaleError("it reads what earlier steps leave")
+        raise StaleError(_READS)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        self.container.read_at = self.container.read_at or users_line()
+        raise StaleError(_READS)
+
+
+for _name in (
+    "bool", "float", "int", "index", "iter", "len", "getitem", "eq", "ne", "lt", "le", "gt", "ge", "hash", "str", "repr", "format", "getattr",
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "call",
+):  # fmt: skip
+    setattr(_Earlier, f"__{_name}__", _Earlier._refuse)
 
 
 class Container:
@@ -98,7 +111,7 @@ class Container:
         self.stand_in.kept = self
         self.items: Any = [] if self.kind is list else self.stand_in  # a list's own items are read by C without a word
         self.within: list[Container] = []
-        self.changed, self.fresh, self.added = False, False, 0  # fresh: it was emptied; `added` at its end
+        self.changed, self.fresh, self.added, self.taken = False, False, 0, 0  # fresh: emptied; `added` at its end, `taken` at its front
         self.written: set[Any] = set()  # keys
         self.defaults: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
         self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
@@ -137,9 +150,11 @@ class Container:
         keys = self.items.keys() if isinstance(self.items, dict) else ()
         if self.keys_at and self.changes_itself and keys != self.original.keys():
             return self.keys_at
-        begun = (line for key, line in self.missing.items() if not any(isinstance(each, torch.Tensor) for each in self.lying_at(key)))
+        lying = {key: [each.requires_grad for each in self.lying_at(key) if isinstance(each, torch.Tensor)] for key in self.missing}
+        begun = (line for key, line in self.missing.items() if lying[key] != [False])
+        trained = (line for key, (_, line) in self.nothing.items() for each in self.lying_at(key) if getattr(each, "requires_grad", False))
         return (
-            (self.read_at or (self.whole if grown else "") or next(begun, ""))
+            (self.read_at or (self.whole if grown else "") or next(begun, "") or next(trained, ""))
             if (self.changes if as_a_whole else self.changes_itself)
             else ""
         )
@@ -204,7 +219,8 @@ class Container:
         most = getattr(self.stand_in, "maxlen", None)
         if self.length is None or most == 0:
             return self.stand_in.__len__()
-        return self.length + self.added if most is None else min(self.length + self.added, most)
+        length = self.length + (self.added - self.taken)
+        return length if most is None else min(length, most)
 
     def each_key(self) -> list[Any]:
         """All keys of a dictionary are asked for: they have to be those of the capture when a step begins."""
@@ -235,6 +251,8 @@ class Container:
             self.added += len(args[0]) if "extend" in method else 1
         elif method == "__setitem__" and self._may_last(args[0]):
             self.written.add(args[0])
+        elif self._takes_first(method, args):
+            self.taken += 1
         elif method != "__setitem__" or not self._is_own(args[0]):
             self.read()
         self.log.events.append((self, method, args))
@@ -243,6 +261,11 @@ class Container:
         """In how many places it has an item that the program found."""
         held = self.original.values() if isinstance(self.original, dict) else self.original or ()
         return sum(each is item for each in held)
+
+    def _takes_first(self, method: str, args: tuple[Any, ...]) -> bool:
+        """Whether it takes away the first item of several, which an earlier step has left, as loops do that keep the newest ones."""
+        first = method == "popleft" or (method in _TAKING and args == (0,))
+        return first and not isinstance(self.items, dict) and not self.fresh and self.length is not None and len(self.original) > 0
 
     def lying_at(self, key: Any) -> list[Any]:
         """What lies under a key, where anything does."""
@@ -288,7 +311,7 @@ class Container:
         if not isinstance(key, int):
             return False
         within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
-        known = (key in self.written or key in self.sums) and (key >= 0 or not self.added)
+        known = (key in self.written or key in self.sums) and (key >= 0 or not self.added) and not self.taken
         return known or within or (self.kind is list and 0 < -key <= self.added)
 
     def _may_last(self, key: Any) -> bool:
@@ -297,7 +320,7 @@ class Container:
     def _is_position(self, key: Any) -> bool:
         """Whether it means the same item whatever is added on the right."""
         length = self.kind.__len__(self.original)
-        return isinstance(key, int) and not self.added and -length <= key < length
+        return isinstance(key, int) and not self.added and not self.taken and -length <= key < length
 
 
 def is_stand_in(item: Any) -> bool:
@@ -311,14 +334,14 @@ def own_of(container: Any) -> Any:
 
 def original(item: Any) -> Any:
     """The caller's own container for its stand-in, anything else as it is. Raises StaleError for what holds a stand-in."""
-    if not is_stand_in(item) and tree.holds(item, is_stand_in):
+    if not is_stand_in(item) and tree.holds(item, lambda piece: is_stand_in(piece) or type(piece) is _Earlier):
         raise StaleError("it puts one container of its own into another")
     return item.kept.original if is_stand_in(item) and not item.kept.is_new else item
 
 
 def holds_stand_in(item: Any) -> bool:
     """Whether there is a stand-in in what a program hands on."""
-    if is_stand_in(item):
+    if is_stand_in(item) or type(item) is _Earlier:
         return True
     items = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
     return any(map(holds_stand_in, items))
@@ -357,9 +380,12 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
             return self.extend(args[1])
         if "extend" in name or name == "__iadd__":
             args = (list(args[0]),)
+        taken = self.kept.taken
         self.kept.change("extend" if name == "__iadd__" else name, args)
         items = self.kept.items
         result = method(items, *args, **options)
+        if self.kept.taken > taken and result is not None:
+            result = _Earlier(self.kept)
         self.kept.show()
         return self if result is items else result
 
