@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from lowtide.base.places import Position, Sum
 from lowtide.capture.care.contents import is_plain
 from lowtide.capture.effects.containers import Container, LeavingError, StaleError
+from lowtide.capture.effects.draws import HostDraws
 from lowtide.capture.effects.identity import MadeAnew, UnlikeError, is_sure, resolved
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Term, recipe, results_in
 from lowtide.capture.results import holds_fakes, is_result
@@ -68,9 +69,12 @@ class StepOutputs:
     words: tuple[str, ...] = ()  # the same for steps that do the same
     sums: tuple[Sum, ...] = ()  # places that are computed with
     conditions: tuple[Recipe, ...] = ()  # of these numbers, which must be true
+    draws: HostDraws = field(default_factory=HostDraws)
 
     def holds(self) -> bool:
         """Whether the places are there, and hold what the program relies on."""
+        if self.draws:
+            self.draws.ahead()
         if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
             return False
         before = self.before() if self.conditions else []

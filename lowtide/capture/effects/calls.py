@@ -31,6 +31,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
+from lowtide.capture.effects.draws import HostArray
 from lowtide.capture.effects.sums import (
     RELATIONS,
     EarlierNumber,
@@ -252,6 +253,17 @@ def _shows(items: Iterable[Any]) -> bool:
     return bool(numbers)
 
 
+def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arrays that are there before the step among the arguments of an operator, as tensors."""
+    arrays = {id(each): each for each in numbers_in((*args, *kwargs.values())) if isinstance(each, HostArray)}
+    if not arrays:
+        return args, kwargs
+    leaves, rebuild = tree.flatten((args, kwargs))
+    tensors = {at: each.draws.tensor(each) for at, each in arrays.items()}
+    result: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [tensors.get(id(leaf.value), leaf.value) for leaf in leaves])
+    return result
+
+
 class NumberOperands(TorchFunctionMode):
     """Records arithmetic on such numbers, and what operators do with them."""
 
@@ -290,12 +302,15 @@ class NumberOperands(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Numbers of the step among the arguments of an operator become those that stand for them."""
         kwargs = kwargs or {}
+        args, kwargs = _with_tensors(args, kwargs)
         given = [each for each in numbers_in((*args, *kwargs.values())) if is_term(each)]
         if not given:
             return func(*args, **kwargs)
         if func in _MADE and not {*kwargs} - {"dtype", "device"}:
             own = args[0] if func is torch.Tensor.new_tensor else None
             return self._made(args[-1], **({} if own is None else {"dtype": own.dtype, "device": own.device}) | kwargs)
+        if func is torch.Tensor.__getitem__ and type(args[1]) is list and all(kind_of(each) is int for each in args[1]):
+            return func(args[0], self._made(args[1]))
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         allowed = _LINEAR if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) else _PLAIN
         decides = any(map(may_be_whole, given)) and not any(each.is_floating_point() for each in tensors)

@@ -14,6 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -23,12 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
-from lowtide.capture.care.turns import module_views, seen, undoing
+from lowtide.capture.care.turns import listed, module_views, seen, undoing
 from lowtide.capture.data.facts import Reading, SlotLeaf
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
 from lowtide.capture.effects.code import is_read, rewrite
 from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in, own_of
+from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
@@ -48,11 +50,12 @@ class OutputRecorder:
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
         self.earlier = EarlierNumbers()
+        self.refusals: list[Any] = []
+        self.draws = DrawRecorder(self.earlier, self.refusals)
         self.own: frozenset[int] = frozenset()  # the model's modules by id, whose tensors the trace looks after
-        self.going_on: dict[int, Position] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
+        self.going_on: dict[int, Position | Sum] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before raises Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
-        self.refusals: list[Any] = []
         self.counted: dict[Key, CountedPlace] = {}  # what the program has changed
         self.log = EffectLog()
         self.containers: dict[int, Container] = {}
@@ -93,7 +96,7 @@ class OutputRecorder:
         for container in self.containers.values():
             container.show()
         try:
-            with calls_followed(self.log, operands()):
+            with calls_followed(self.log, operands()), self.draws.followed(), listed(recorders, self.draws):
                 yield
         finally:
             self.log.active = False
@@ -257,7 +260,8 @@ class OutputRecorder:
     def left(self) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
         relied = tuple(container for container in self.all() if container.changes)
-        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.sums.values()), tuple(self.earlier.conditions))
+        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.earlier.places), tuple(self.earlier.conditions))
+        outputs = replace(outputs, draws=self.draws.made)
         return outputs
 
     def _acts(self) -> Iterator[Act]:
@@ -291,6 +295,7 @@ class OutputRecorder:
         for container in self.all():
             if container.changes_itself:
                 self._go_on_within(container, follower, constants)
+        self.going_on |= self.draws.tensors
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.is_new)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
         return Beside(places, (*beside.followed, *changed))
@@ -346,7 +351,8 @@ class OutputRecorder:
             for step in reading.question.steps:
                 if isinstance(step, SlotLeaf) and id(step.constant) in self.going_on:
                     place = self.going_on[id(step.constant)]
-                    raise StaleError(f"at {reading.question.line} it decides on {place.text}, which another step has put there")
+                    what = f"{place.text}, which another step has put there" if isinstance(place, Position) else "an array that it draws"
+                    raise StaleError(f"at {reading.question.line} it decides on {what}")
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
@@ -383,6 +389,7 @@ class OutputRecorder:
     def forget(self) -> None:
         for container in self.all():
             container.forget()
+        self.draws.forget()
         for each in (self.log.events, self.tables, self.put):
             each.clear()
 
