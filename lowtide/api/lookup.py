@@ -92,8 +92,8 @@ class Lookup:
                 try:
                     self._capture(args, kwargs)
                 except CaptureError as error:
-                    if always or self._peers.several or not isinstance(self._maker, StepMaker):
-                        raise
+                    if always or self._peers.several or not self.current.captured.outputs.conditions:
+                        raise  # else it goes a way that only some steps go
                     warn(f"this call runs as the loop would run it, without lowtide, as it cannot be captured: {error}")
                     return None
                 chosen = self.find(now)

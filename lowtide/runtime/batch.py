@@ -284,7 +284,7 @@ class BatchSpec:
         """What is told of a batch with other values, where the program reads them: it is captured apart, as other shapes are."""
         leaves = tree.flatten((args, kwargs))[0]
         values = tuple(f"{leaf.where} {leaf.value!r}" for leaf in leaves if not isinstance(leaf.value, torch.Tensor))
-        return NewShapeError(difference, difference, (*_shape(leaves), values), restructured=True)
+        return NewShapeError(difference, difference, (*_shape(leaves), *([values] if values else [])), restructured=True)
 
     def with_unread(self, where: Iterable[str]) -> BatchSpec:
         """The same where these, too, may be any values of their types."""

@@ -213,9 +213,7 @@ def _shown(showing: Showing) -> Iterator[None]:
         stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, showing)))
         for name in ("stdout", "stderr"):
             if hasattr(stream := getattr(sys, name), "__dict__"):
-                stack.enter_context(
-                    replaced(stream, "write", functools.partial(_writing, showing, functools.partial(getattr, sys, name)))
-                )
+                stack.enter_context(replaced(stream, "write", functools.partial(_writing, showing, functools.partial(getattr, sys, name))))
         yield
 
 

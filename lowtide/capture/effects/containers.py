@@ -89,8 +89,8 @@ class _Earlier:
 
 
 for _name in (
-    "bool", "float", "int", "index", "iter", "len", "getitem", "eq", "ne", "lt", "le", "gt", "ge", "hash", "str", "repr", "format", "getattr",
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "call",
+    "bool", "float", "int", "index", "iter", "len", "getitem", "eq", "ne", "lt", "le", "gt", "ge", "hash", "str", "repr", "format",
+    "getattr", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "call",
 ):  # fmt: skip
     setattr(_Earlier, f"__{_name}__", _Earlier._refuse)
 
@@ -118,7 +118,8 @@ class Container:
         self.tensors: dict[Any, tuple[Any, str]] = {}  # by key: those that it has read, and the line
         self.keys: list[Any] = []
         self.keys_at = ""  # where all keys of a dictionary were read
-        self.nothing: dict[Any, tuple[Any, str]] = {}  # keys under which it has read None, what is taken where nothing lies, and the line
+        self.nothing: dict[Any, Any] = {}  # keys under which it has read None, and what is taken where nothing lies
+        self.absent_at: dict[Any, str] = {}  # keys under which nothing lay, or None, and the line that has asked
         self.missing: dict[Any, str] = {}  # keys under which nothing lay for which it has taken something, and the line
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
@@ -150,14 +151,17 @@ class Container:
         keys = self.items.keys() if isinstance(self.items, dict) else ()
         if self.keys_at and self.changes_itself and keys != self.original.keys():
             return self.keys_at
-        lying = {key: [each.requires_grad for each in self.lying_at(key) if isinstance(each, torch.Tensor)] for key in self.missing}
-        begun = (line for key, line in self.missing.items() if lying[key] != [False])
-        trained = (line for key, (_, line) in self.nothing.items() for each in self.lying_at(key) if getattr(each, "requires_grad", False))
+        begun = (line for key, line in self.missing.items() if self._differentiated(key) is None)
+        trained = (line for key, line in self.absent_at.items() if self._differentiated(key))
         return (
             (self.read_at or (self.whole if grown else "") or next(begun, "") or next(trained, ""))
             if (self.changes if as_a_whole else self.changes_itself)
             else ""
         )
+
+    def _differentiated(self, key: Any) -> bool | None:
+        """Whether a tensor lies under a key now, and requires gradients, so that eager would go through it again; None for none."""
+        return next((each.requires_grad for each in self.lying_at(key) if isinstance(each, torch.Tensor)), None)
 
     def holds(self) -> bool:
         """Whether it is there, and holds what the program relies on."""
@@ -165,7 +169,7 @@ class Container:
             return True
         try:
             now, *others = (getter() for getter in self.getters)
-            begins = all(entry(now, key, default) is None for key, (default, _) in self.nothing.items())
+            begins = all(entry(now, key, default) is None for key, default in self.nothing.items())
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
         if not begins or type(now) is not self.kind or any(other is not now for other in others):
@@ -183,9 +187,11 @@ class Container:
         elif key is not _ALL and self._may_last(key) and isinstance(item := entry(self.original, key, default), torch.Tensor):
             self.tensors.setdefault(key, (item, users_line()))
         elif key is not _ALL and self._may_last(key) and entry(self.original, key, default) is None:
-            self.nothing.setdefault(key, (default, users_line()))
+            self.nothing.setdefault(key, default)
+            self.absent_at.setdefault(key, users_line())
         elif key is not _ALL and isinstance(self.original, dict) and key not in self.original and default is not ABSENT:
             self.missing.setdefault(key, users_line())
+            self.absent_at.setdefault(key, users_line())
             self.presence.setdefault(key, False)
             self.defaults.setdefault(key, default)
         else:
@@ -235,6 +241,8 @@ class Container:
         """Whether a dictionary has a key: what the program does then follows from it."""
         if self.log.active and not self.fresh and key not in self.written and key not in self.opened:
             self.presence.setdefault(key, key in self.original)
+            if key not in self.original:
+                self.absent_at.setdefault(key, users_line())
         return dict.__contains__(self.items, key)
 
     def change(self, method: str, args: tuple[Any, ...]) -> None:

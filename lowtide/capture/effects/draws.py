@@ -69,7 +69,7 @@ class HostDraws:
             put(state)
 
 
-_GENERATORS = (
+_GENERATORS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (random.getstate, random.setstate),
     (partial(numpy.random.get_state, legacy=False), numpy.random.set_state),
 )
@@ -143,9 +143,8 @@ class DrawRecorder:
         return shuffling
 
     def _draw(self, plain: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        again = self._recipe(plain, args, options)
+        again, places = self._recipe(plain, args, options), tuple(self._earlier.places)
         call = lambda: _as_python(again(iter(()), [each.now for each in places]))  # noqa: E731
-        places = tuple(self._earlier.places)
         with drawn_in_each_step():
             value = _as_python(again(iter(()), self._earlier.numbers))
         return self._stands_for(value, self.made.add(call, value))
@@ -218,8 +217,8 @@ def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]
 for _name in _OPERATIONS:
     for _turned in (False, True):
         setattr(HostArray, f"__{'r' if _turned else ''}{_name.strip('_')}__", _operation(getattr(operator, _name), _turned))
-for _name in ("neg", "abs", "invert"):
-    setattr(HostArray, f"__{_name}__", lambda self, function=getattr(operator, _name): self.draws.computed(function, (self,), {}))
+for _function in (operator.neg, operator.abs, operator.invert):
+    setattr(HostArray, f"__{_function.__name__}__", lambda self, function=_function: self.draws.computed(function, (self,), {}))
 
 
 def of_numpy(item: Any, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:

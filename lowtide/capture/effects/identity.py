@@ -18,6 +18,7 @@ from lowtide.capture.care.contents import CONTAINERS, differ, is_constant, is_it
 from lowtide.ir import tree
 
 _OPEN = (list, dict, set, numpy.ndarray)  # constants that may be written later, so that it matters whose they are
+_REDUCE: Any = object.__reduce_ex__
 _GENERATED = types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType
 _CODE = "__code__", "__defaults__", "__kwdefaults__", "__dict__"
 
@@ -95,7 +96,7 @@ def _within(item: Any) -> Iterator[Any]:
         yield repr(item)
     elif is_iterator(item) and not isinstance(item, _GENERATED):
         yield from item.__reduce__()
-    elif type(item).__reduce_ex__ is object.__reduce_ex__ and not isinstance(item, _GENERATED) and hasattr(item, "__dict__"):
+    elif getattr(type(item), "__reduce_ex__", None) is _REDUCE and not isinstance(item, _GENERATED) and hasattr(item, "__dict__"):
         attributes = tree.attributes_of(item)
         yield from (*attributes, *attributes.values())
     else:

@@ -308,9 +308,7 @@ class OutputRecorder:
                 f"it reads {place.text}, which an earlier step has put there; a buffer that it writes with copy_ goes on from step to step"
             )
 
-    def _goes_on(
-        self, was: Any, now: Any, place: Position, follower: Follower, constants: Sequence[Any], within: Any = None
-    ) -> bool:
+    def _goes_on(self, was: Any, now: Any, place: Position, follower: Follower, constants: Sequence[Any], within: Any = None) -> bool:
         """Whether each step may read what lies in a place then, tensors alone or in containers, and has put its like there."""
         was = own_of(was)
         if type(was) in (tuple, list, dict) and type(was) is type(now) and len(was) == len(now):
