@@ -54,7 +54,7 @@ class Action:
     def put(self, results: Sequence[Any], before: Sequence[Any], known: dict[int, Any]) -> None:
         """Do it again; `known` as `MadeAnew` has it."""
         left = iter(results)
-        filled = [item.made(known) if isinstance(item, MadeAnew) else item for item in self.plain]
+        filled = [item.instance(known) if isinstance(item, MadeAnew) else item for item in self.plain]
         for index, item_recipe in self.recipes.items():
             filled[index] = item_recipe(left, before)
         self.act(tree.unflatten(self.rebuild, filled))

@@ -267,8 +267,8 @@ class Container:
 
     def holds_before(self, item: Any) -> int:
         """In how many places it has an item that the program found."""
-        held = self.original.values() if isinstance(self.original, dict) else self.original or ()
-        return sum(each is item for each in held)
+        items = self.original.values() if isinstance(self.original, dict) else self.original or ()
+        return sum(each is item for each in items)
 
     def _takes_first(self, method: str, args: tuple[Any, ...]) -> bool:
         """Whether it takes away the first item of several, which an earlier step has left, as loops do that keep the newest ones."""

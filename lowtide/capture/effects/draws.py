@@ -113,7 +113,7 @@ class DrawRecorder:
     """Notes what a program under capture draws."""
 
     def __init__(self, earlier: EarlierNumbers, refusals: list[Any]) -> None:
-        self.made, self._earlier, self._refusals = HostDraws(), earlier, refusals
+        self.draws, self._earlier, self._refusals = HostDraws(), earlier, refusals
         self.tensors: dict[int, Sum] = {}  # where arrays are found that stand as these tensors, by id
         self._held: list[torch.Tensor] = []
 
@@ -147,7 +147,7 @@ class DrawRecorder:
         call = lambda: _as_python(again(iter(()), [each.now for each in places]))  # noqa: E731
         with drawn_in_each_step():
             value = _as_python(again(iter(()), self._earlier.numbers))
-        return self._stands_for(value, self.made.add(call, value))
+        return self._stands_for(value, self.draws.add(call, value))
 
     def computed(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a function makes of such arrays and numbers: each step calls it again."""

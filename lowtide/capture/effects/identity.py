@@ -44,7 +44,7 @@ class MadeAnew:
     shared: dict[int, Any]  # what all of them hold in common, by id
     words: str
 
-    def made(self, known: dict[int, Any]) -> Any:
+    def instance(self, known: dict[int, Any]) -> Any:
         """Another one; `known` is what the step has made so far, by id of the examples: what is put into two places stays one."""
         known.update(self.shared)
         return copy.deepcopy(self.example, known)
@@ -70,12 +70,12 @@ def resolved(before: Any, now: Any) -> tuple[Any, str]:
             waiting.extend(zip_longest(_within(one), _within(two)))
     if before is now:
         return now, f"{type(now).__name__} {id(now)}"
-    made = MadeAnew(now, shared, " ".join(words))
+    anew = MadeAnew(now, shared, " ".join(words))
     try:
-        made.made({})
+        anew.instance({})
     except Exception as error:  # of whatever class it is
         raise UnlikeError(f"a {type(now).__name__} that cannot be copied ({error})") from None
-    return made, made.words
+    return anew, anew.words
 
 
 def _within(item: Any) -> Iterator[Any]:
@@ -83,10 +83,10 @@ def _within(item: Any) -> Iterator[Any]:
     if isinstance(item, numpy.ndarray):
         yield from (item.dtype.str, item.shape, *([*item.flat] if item.dtype == object else [item.tobytes()]))
     elif isinstance(item, CONTAINERS):
-        held = pieces(item)
+        entries = pieces(item)
         if isinstance(item, (set, frozenset)):
-            held = dict(enumerate(sorted(held, key=repr)))
-        yield from (*held, *held.values(), *tree.attributes_of(item).values())
+            entries = dict(enumerate(sorted(entries, key=repr)))
+        yield from (*entries, *entries.values(), *tree.attributes_of(item).values())
     elif isinstance(item, types.FunctionType):
         yield from (getattr(item, name) for name in _CODE)
         yield from (cell.cell_contents for cell in item.__closure__ or ())

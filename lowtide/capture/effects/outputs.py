@@ -261,7 +261,7 @@ class OutputRecorder:
         """How to do it again, without anything of the capture in it."""
         relied = tuple(container for container in self.all() if container.changes)
         outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.earlier.places), tuple(self.earlier.conditions))
-        outputs = replace(outputs, draws=self.draws.made)
+        outputs = replace(outputs, draws=self.draws.draws)
         return outputs
 
     def _acts(self) -> Iterator[Act]:

@@ -104,9 +104,9 @@ class EarlierNumbers:
 
     def decides(self, item: Term) -> Any:
         """What one is that follows from these numbers alone, and that a program decides with: the same one in each of its steps."""
-        asked = recipe(item)
-        answer = asked(iter(()), self.numbers)
-        self.conditions.append(lambda results, before: asked(results, before) == answer)
+        question = recipe(item)
+        answer = question(iter(()), self.numbers)
+        self.conditions.append(lambda results, before: question(results, before) == answer)
         return answer
 
     def divides(self, item: Term) -> bool:
