@@ -62,7 +62,6 @@ class Lookup:
         self._recaptures = Recaptures()
         self._checks = dict[int, SecondLook]()  # by family
         self.check = self._check_of(family)  # of the family that runs
-        self._read: Set[str] = frozenset()  # leaves of batches that are no tensors, and that the program reads
         self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
         self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
 
@@ -170,22 +169,12 @@ class Lookup:
         """The leaves of a batch; of those that are no tensors the program reads none that may differ."""
         try:
             return self.batch.leaves_of(args, kwargs)
-        except OtherValueError as error:
+        except OtherValueError:
             others = self.batch.other_values(args, kwargs)
-            if self._peers.several:
+            if self._peers.several or not all(map(can_stand_in, others.values())) or self._reads(args, kwargs, others.keys()):
                 raise
-            if not others or not all(map(can_stand_in, others.values())) or self._reads_known(args, kwargs, others.keys()):
-                if not isinstance(self._maker, StepMaker):
-                    raise
-                raise self.batch.with_values(args, kwargs, str(error)) from None
         self.batch = self.batch.with_unread(others)
         return self.batch.leaves_of(args, kwargs)
-
-    def _reads_known(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
-        """Whether the program reads one of these leaves; asked once where it does."""
-        if not where & self._read and self._reads(args, kwargs, where):
-            self._read |= where
-        return bool(where & self._read)
 
     def _reads(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: Set[str]) -> bool:
         return not isinstance(self._maker, StepMaker) or self._maker.reads(args, kwargs, where)

@@ -280,12 +280,6 @@ class BatchSpec:
             leaf.where: leaf.value for (_, wanted), leaf in pairs if type(leaf.value) is type(wanted) and not _equal(leaf.value, wanted)
         }
 
-    def with_values(self, args: tuple[Any, ...], kwargs: dict[str, Any], difference: str) -> NewShapeError:
-        """What is told of a batch with other values, where the program reads them: it is captured apart, as other shapes are."""
-        leaves = tree.flatten((args, kwargs))[0]
-        values = tuple(f"{leaf.where} {leaf.value!r}" for leaf in leaves if not isinstance(leaf.value, torch.Tensor))
-        return NewShapeError(difference, difference, (*_shape(leaves), *([values] if values else [])), restructured=True)
-
     def with_unread(self, where: Iterable[str]) -> BatchSpec:
         """The same where these, too, may be any values of their types."""
         return replace(self, unread=self.unread.union(map(_name, where)))
@@ -313,8 +307,7 @@ class BatchSpec:
                     f"capture: leave out of the batch what the program does not read, and {_OTHERWISE[isinstance(wanted, str)]}"
                 )
         elif not isinstance(got, torch.Tensor):
-            error = OtherValueError if got is None else BatchError
-            raise error(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
+            raise BatchError(f"batch {where}: expected {wanted}, got a {type(got).__name__}")
         elif got.requires_grad and isinstance(spec, _TensorSpec) and (self.training or torch.is_grad_enabled()):
             raise BatchError(f"batch {where} {_DIFFERENTIATED}")
         elif not wanted.is_like(spec):

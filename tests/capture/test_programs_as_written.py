@@ -357,32 +357,3 @@ def test_a_tensor_that_goes_on_may_not_decide() -> None:
 
     with pytest.raises(lowtide.CaptureError, match="it decides on entry 'mean' of a dict, which another step has put there"):
         stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
-
-
-@pytest.mark.parametrize("others", [[0.5, 0.25, 0.5], [None, torch.ones(5, 3), None]])
-def test_values_of_a_batch_that_the_program_reads(others: list[Any]) -> None:
-    left = []
-    for eagerly in (True, False):
-        torch.manual_seed(0)
-        model, x = Net(), torch.rand(5, 3)
-
-        def loss(model: Net, x: Tensor, weight: Any) -> Tensor:
-            return square(model, x if weight is None else x * weight)
-
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        given = (x, others[0])
-        step = None
-        if not eagerly:
-            step = lowtide.optimize(model, given, loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
-        results = []
-        for other in others:
-            if step is None:
-                optimizer.zero_grad()
-                value = loss(model, x, other)
-                value.backward()
-                optimizer.step()
-            else:
-                value = step(x, other)
-            results.append(value.detach())
-        left.append([results, model.state_dict()])
-    assert not differences(left[0], left[1])
