@@ -24,7 +24,7 @@ from lowtide.base.messages import warn
 from lowtide.capture.batches import can_stand_in
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts
-from lowtide.errors import StepError
+from lowtide.errors import CaptureError, StepError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
 
@@ -88,7 +88,13 @@ class Lookup:
                 if not self._recaptures.allows(chosen or self._change(now), always=always):
                     self._unseen = chosen if self._is_stale(self.current) else ""
                     return None
-                self._capture(args, kwargs)
+                try:
+                    self._capture(args, kwargs)
+                except CaptureError as error:
+                    if always or self._peers.several or not self.current.captured.outputs.conditions:
+                        raise  # else it goes a way that only some steps go
+                    warn(f"this call runs as the loop would run it, without lowtide, as it cannot be captured: {error}")
+                    return None
                 chosen = self.find(now)
             if not isinstance(chosen, tuple):
                 why = chosen or "is the optimizer's state changed by another thread?"

@@ -230,6 +230,7 @@ class Variant:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         if "cuda" in self.program.autocast_devices and torch.cuda.is_current_stream_capturing() and self.not_replayed:
             raise StepError(f"a CUDA graph is captured, and its replays would not do what the step does: {self.not_replayed}")
+        self.captured.outputs.draws.begin()
         now.set_apart(self.captured.alone, self.captured.constants)
         try:
             if graphs is not None:

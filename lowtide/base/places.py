@@ -18,6 +18,7 @@ LENGTH = object()  # in place of a key: how many items there are
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
 _HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
 _DICTIONARIES = (dict, OrderedDict)
+_ENTRIES = (dict, list, tuple, deque)
 _TABLES = ("_modules", "_parameters", "_buffers")  # of a torch module, which finds there what it has no attribute for
 
 # By object: a thread that finds other attributes there than all others do, those, and their names at first.
@@ -28,7 +29,7 @@ shown: dict[int, tuple[int, dict[str, Any], frozenset[str]]] = {}
 class Position:
     """One attribute of an object, one variable of a function, or one name in a table. It keeps no object alive."""
 
-    name: Any  # of a hook its number
+    name: Any  # of a hook its number, of what lies in a list its position
     text: str  # "attribute 'beta' of a Criterion"
     line: str  # where it was read, "loss.py:12"
     _holder: Callable[[], Any] = field(repr=False)
@@ -51,7 +52,9 @@ class Position:
                 return holder.cell_contents
             except ValueError:  # not assigned, or deleted
                 return ABSENT
-        return holder.get(self.name, ABSENT) if type(holder) in _DICTIONARIES else static_attribute(holder, self.name)
+        if isinstance(holder, _ENTRIES):
+            return _entry_of(holder, self.name)
+        return static_attribute(holder, self.name)
 
     def own(self) -> Any:
         """The same, where it is no attribute of the holder's class."""
@@ -120,6 +123,13 @@ def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
     if key is LENGTH:
         return len(table)
     return table.get(key, default) if isinstance(table, dict) else table[key]
+
+
+def _entry_of(table: Any, key: Any) -> Any:
+    try:
+        return entry(table, key)
+    except (LookupError, TypeError):
+        return ABSENT
 
 
 def referred(item: Any) -> Callable[[], Any]:

@@ -6,9 +6,10 @@ Kinds of containers that torch has been told of: what `torch.utils._pytree` can 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from types import CellType
 from typing import Any
 
@@ -28,6 +29,7 @@ from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, s
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.effects.attempts import with_leaving
+from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
@@ -110,8 +112,9 @@ def _captured(
     """What is recorded, with what was seen beside the model, the first of the `models`; nothing of the capture is left."""
 
     def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
-        watch = LeakWatch(names)
+        watch, kept = LeakWatch(names), list[Callable[[], object]]()
         with (
+            _shown_on_failure(kept) if leaving is None and not names else nullcontext(),
             set_aside(),
             put_back_on_failure(
                 (*functions, *methods_of(models)),
@@ -127,13 +130,14 @@ def _captured(
             beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
             if leaving is not None:
                 beside = leaving.end(follower, beside, captured[-1].constants)
+                leaving.refuse_decisions(captured[-1].readings)
                 captured = tuple(
                     replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured
                 )
             objects = follower.objects_in(models[0], captured[-1].read)
             captured = tuple(replace(each, read=each.read - objects.keys()) for each in captured)
             beside = replace(beside, places=(*beside.places, *objects.values()))
-            refilled = follower.refilled()
+            refilled, replaced = follower.refilled(), follower.replaced()
             if leaving is not None:
                 leaving.forget()
             if put_back:
@@ -150,12 +154,33 @@ def _captured(
             if leaving is not None:
                 leaving.refuse_survivors()
             summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
-            if (refilled or summed) and (leaving is not None or not names):
-                raise LeavingError(refilled or summed)
+            shows = "the program prints or logs" if kept else ""
+            if (refilled or summed or shows) and (leaving is not None or not names):
+                raise LeavingError(refilled or summed or shows)
             flags = FlagRecorder((*captured[-1].flags.memos, *memos))
-            return tuple(replace(each, beside=beside, counted=refilled, flags=flags) for each in captured)
+            return tuple(replace(each, beside=beside, counted=refilled or replaced, flags=flags) for each in captured)
 
-    return with_leaving(capture, (*functions, *models), at_once=leaves, sizes=bool(given.varying), numbers=numbers)
+    captures = partial(with_leaving, capture, (*functions, *models), sizes=bool(given.varying), numbers=numbers)
+    captured = captures(at_once=leaves)
+    if not any(each.outputs.are_unsure for each in captured):
+        return captured
+    before, captured = captured, captures(at_once=leaves)
+    pairs = zip_longest(captured, before[: len(captured)], fillvalue=before[-1])
+    return tuple(replace(each, outputs=each.outputs.resolved(old.outputs)) for each, old in pairs)
+
+
+@contextmanager
+def _shown_on_failure(kept: list[Callable[[], object]]) -> Iterator[None]:
+    """What the user's code shows is kept, and shown where the capture fails for good."""
+    try:
+        with shown_later(kept):
+            yield
+    except LeavingError:
+        raise
+    except CaptureError:
+        for show in kept:
+            show()
+        raise
 
 
 def _recorded_inference(model: nn.Module, given: Given, watch: LeakWatch, leaving: OutputRecorder | None) -> tuple[CapturedStep, ...]:

@@ -115,6 +115,11 @@ def asker(frame: FrameType) -> str:
     return "" if first.startswith(_OWN_FOLDERS) or any(each.startswith("<frozen importlib") for each in files) else first
 
 
+def is_called_by_user(frame: FrameType) -> bool:
+    """Whether the user's own code calls Python's own library there."""
+    return (file := asker(frame)).startswith(_TYPED_IN) or (file != "" and not is_library(file))
+
+
 def is_asked_by_user() -> bool:
     """Whether the number of a symbolic size is wanted by the user's own code, not by torch's."""
     above = (file for file, _ in _lines(walk_stack(sys._getframe(1))) if not file.startswith((_OWN_FOLDERS[1], *_SIZES_OF_TORCH)))

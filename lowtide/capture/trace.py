@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +33,7 @@ from lowtide.capture.data.facts import Reader, Reading
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
 from lowtide.capture.effects.calls import NumberOperands
+from lowtide.capture.effects.containers import original
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder
@@ -267,6 +268,14 @@ class Trace:
         changed = [(self.fakes.names[real], fake) for real, fake in parameters if fake.requires_grad != real.requires_grad]
         return [(Slot("requires_grad", ("parameter", name)), fake.requires_grad) for name, fake in changed]
 
+    def _outputs(self, puts: Iterable[tuple[Position, Any]]) -> StepOutputs:
+        """What each step puts into places: what it has computed, and all else."""
+        if self.leaving is None:
+            return NOTHING_LEFT.with_places(puts)
+        followed = self.leaving.followed_places
+        others = ((place, now) for place, now in puts if (id(place.holder), place.name) not in followed)
+        return self.leaving.left().with_places((place, original(now)) for place, now in others)
+
     def finish(self, recorder: Recorder, result: Any, update: Update) -> CapturedStep:
         leaves, rebuild = tree.flatten(result)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
@@ -293,7 +302,7 @@ class Trace:
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
         refuse_changed_batch(*self.batch)
-        reads, puts = self.reads.pairs(self.model), list(self.reads.puts(self.model))
+        reads = self.reads.pairs(self.model)
         self.watch.note(recorder.draft)
         return CapturedStep(
             graph,
@@ -315,7 +324,7 @@ class Trace:
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.held_storages(graph),
             self.symbols.conditions(),
-            outputs=(NOTHING_LEFT if self.leaving is None else self.leaving.left()).with_plain((*puts, *put_beside())),
+            outputs=self._outputs([*self.reads.puts(self.model), *put_beside()]),
             flags=FlagRecorder(tuple(self.reads.memos(self.model))),
         )
 

@@ -20,6 +20,7 @@ from torch import fx
 from lowtide.api.arguments import check_memories
 from lowtide.api.captures import Captures
 from lowtide.api.maker import PlanningSettings, StepMaker
+from lowtide.base.files import warn_once
 from lowtide.base.messages import Stages
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.laboratory import Laboratory
@@ -109,6 +110,7 @@ def _half(graph: Graph) -> Decision:
 
 
 _log = logging.getLogger("lowtide")
+_MOST_SHAPES = 32  # of one module that programs are made for
 _TANGENT = "tangents"  # as AOTAutograd calls what the backward pass starts from
 
 
@@ -137,8 +139,56 @@ class CompileOptions:
 
 
 def lowtide(module: fx.GraphModule, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """The backend. Raises CaptureError for sizes that vary, BudgetError where nothing fits in so many bytes."""
-    compile_options, programs = CompileOptions.of(options), list[Callable[..., Any]]()
+    """The backend. Raises BudgetError where nothing fits in so many bytes."""
+    compile_options = CompileOptions.of(options)
+    if any(map(_varies, example)):
+        return _ByShape(module, compile_options)
+    return _compiled(module, example, compile_options)
+
+
+def _varies(item: Any) -> bool:
+    """Whether it is a size that torch.compile lets vary, or a tensor with one."""
+    sizes = (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else (item,)
+    return any(isinstance(each, (torch.SymInt, torch.SymFloat, torch.SymBool)) for each in sizes)
+
+
+class _ByShape:
+    """A traced module whose sizes vary: a program for each shape that comes, up to so many; any shape after those runs as traced."""
+
+    def __init__(self, module: fx.GraphModule, options: CompileOptions) -> None:
+        self._module, self._options = module, options
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        nodes = module.graph.nodes  # a float of the user's comes as a tensor that is asked for its number
+        self._asked = [node for node in nodes if node.target == "item" and node.op == "call_method" and node.args[0].op == "placeholder"]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the traced module gives."""
+        given = dict(zip(_placeholders(self._module), inputs, strict=True))
+        numbers = {node: item for node, item in given.items() if not isinstance(item, torch.Tensor)}
+        numbers |= {node: given[node.args[0]].item() for node in self._asked}
+        key = tuple(map(_look, inputs)), (*numbers.values(),), torch.is_grad_enabled()
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            if len(self._compiled) >= _MOST_SHAPES and not Limit.of(self._options.memory).is_limit:
+                warn_once(f"{id(self)}", f"torch.compile has met more than {_MOST_SHAPES} shapes: others run as eager PyTorch runs them")
+                return self._module(*inputs)
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(self._module.graph, dict[fx.Node, Any](numbers)))
+            compiled = self._compiled[key] = _compiled(fx.GraphModule(self._module, graph), _tensors(inputs), self._options)
+        return compiled(*_tensors(inputs))
+
+
+def _tensors(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [item for item in inputs if isinstance(item, torch.Tensor)]
+
+
+def _look(item: Any) -> Any:
+    """What a program takes for granted of an input."""
+    return (item.shape, item.stride(), item.dtype, item.device, item.requires_grad) if isinstance(item, torch.Tensor) else item
+
+
+def _compiled(module: fx.GraphModule, example: Sequence[Any], compile_options: CompileOptions) -> Callable[..., Any]:
+    programs = list[Callable[..., Any]]()
 
     def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **further: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         halves = _Joint.of(joint, num_fwd_outputs, compile_options)
@@ -204,10 +254,14 @@ class _Joint:
         primals = [self.values.get(name) for name in names if not name.startswith(_TANGENT)]
         tangents = [self.values.get(name) for name in names if name.startswith(_TANGENT)]
         results = [*self.results[: self.count], *self.saved]
-        return self._runs(self.first, primals, results), self._runs(self.second, [*self.saved, *tangents], self.results[self.count :])
+        own = [None if isinstance(each, fx.Node) else each for each in _outputs(self.module)]  # sizes among the results
+        first = self._runs(self.first, primals, results, [*own[: self.count], *([None] * len(self.saved))])
+        return first, self._runs(self.second, [*self.saved, *tangents], self.results[self.count :], own[self.count :])
 
-    def _runs(self, half: Decision, given: Sequence[Value | None], outputs: Sequence[Value | None]) -> Callable[..., Any]:
-        """A half as a function from what it is given to what is asked of it."""
+    def _runs(
+        self, half: Decision, given: Sequence[Value | None], outputs: Sequence[Value | None], own: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """A half as a function from what it is given to what is asked of it, which is its `own` where no value is."""
         program = Program(lower(half), gradients=False, autocast_devices=("cpu",))
         at = {value: position for position, value in enumerate(given) if value is not None}
         out = {value: position for position, value in reversed(list(enumerate(half.graph.outputs)))}
@@ -216,7 +270,7 @@ class _Joint:
             ordered = [self.constants[value] if value in self.constants else inputs[at[value]] for value in half.graph.inputs]
             inputs.clear()
             results = program(ordered)
-            return [None if value is None else results[out[value]] for value in outputs]
+            return [number if value is None else results[out[value]] for value, number in zip(outputs, own, strict=True)]
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
@@ -312,11 +366,8 @@ def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
 def _described(node: fx.Node) -> torch.Tensor:
     """What a placeholder stands for. Raises CaptureError for what is no tensor of known sizes."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
-        raise CaptureError(
-            'backend="lowtide" plans for one shape at a time, and torch.compile has met several: torch.compile(..., dynamic=False) makes a '
-            "program for each; lowtide.optimize(..., shapes=lowtide.Shapes(dynamic=...)) one for all"
-        )
+    if not isinstance(value, torch.Tensor) or _varies(value):
+        raise CaptureError(f'backend="lowtide" expects tensors of known sizes, got {value!r} for {node.name}: torch.compile(dynamic=False)')
     return value
 
 

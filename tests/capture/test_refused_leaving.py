@@ -15,11 +15,6 @@ from tests.leaving import Net, square
 everywhere: list[Any] = []
 
 
-def bounded(kept: list[Any], value: Tensor) -> Any:
-    kept.append(value.detach())
-    return kept.pop(0) if len(kept) > 2 else None
-
-
 def of_all(kept: list[Any], value: Tensor) -> Any:
     kept.append(value.detach())
     return torch.stack(kept)
@@ -31,11 +26,6 @@ def at_what_time(kept: list[Any], value: Tensor) -> Any:
 
 def decided_by_a_number(kept: list[Any], value: Tensor) -> Any:
     kept.append(value.item() if value.item() > 0 else 0)
-
-
-def at_a_count(kept: list[Any], value: Tensor) -> Any:
-    kept.append("step")
-    return value * 2 if len(kept) == 3 else value
 
 
 def at_what_time_in_words(kept: list[Any], value: Tensor) -> Any:
@@ -56,13 +46,11 @@ def by_position(kept: list[Any], value: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("keep", "why"),
     [
-        (bounded, r"at \S+test_refused_leaving.py:\d+.* reads what other steps leave in a list that it changes"),
         (of_all, "still holds what the program computed"),
         (at_what_time, "something else there each time"),
         (decided_by_a_number, "control flow depends on data"),
         (one_in_two_places, "into two places"),
         (by_position, "reads what other steps leave"),
-        (at_a_count, "a list that it reaches had 1 items and has 2"),
         (at_what_time_in_words, "a list that it reaches had 1 items and has 2"),
     ],
 )

@@ -330,17 +330,6 @@ def test_a_variable_that_is_read_first_and_may_be_another_tensor_is_refused():
     assert last is before
 
 
-def test_a_condition_on_an_entry_is_refused():
-    counts = {"steps": 0}
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        counts["steps"] += 1
-        return square(model, x) * (2 if counts["steps"] > 2 else 1)
-
-    refused(loss, "changes what it rests on each time")
-    assert counts == {"steps": 0}
-
-
 def told(model: nn.Module, x: Tensor) -> Any:
     """As losses return what is logged, with draws before it."""
     value = nn.functional.dropout(model(x), 0.3).square().mean()

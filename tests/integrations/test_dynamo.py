@@ -101,11 +101,33 @@ def test_the_peak_is_within_the_limit():
     assert lowtide.measure(step).above_bytes == pytest.approx(promised_bytes, rel=0.02)
 
 
-def test_sizes_that_vary_are_refused():
-    torch._dynamo.reset()
-    compiled = torch.compile(Net(), backend=backend, dynamic=True)
-    with pytest.raises(Exception, match=r"torch.compile\(..., dynamic=False\)"):
-        compiled(torch.randn(8, 32))
+class Sized(nn.Module):
+    """Computes with the length of its batch, and returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
+        length = tokens.shape[1]
+        return self.last(self.table(tokens)[:, : length // 2 + 1].mean(1) * length), 2 * length
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_sizes_that_vary(dynamic: bool | None) -> None:
+    left = []
+    for each in ("aot_eager", backend):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Sized()
+        compiled = torch.compile(model, backend=each, dynamic=dynamic)
+        results = []
+        for length in (5, 7, 9, 7, 5, 6):
+            value, number = compiled(torch.arange(4 * length).reshape(4, length) % 20)
+            value.square().mean().backward()
+            results.append([value.detach(), number])
+        left.append([results, [parameter.grad for parameter in model.parameters()]])
+    assert not differences(left[0], left[1])
 
 
 def test_an_option_that_is_none_is_refused():

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import io
 import mmap
 import operator
@@ -34,7 +35,8 @@ import torch
 
 from lowtide.base.places import ABSENT, Position, attributes, is_slot, static_attribute
 from lowtide.capture.care.writes import refuse
-from lowtide.capture.results import is_number
+from lowtide.capture.effects.containers import is_stand_in
+from lowtide.capture.results import holds_fakes, is_number
 from lowtide.capture.sources import is_library, users_line
 from lowtide.errors import CaptureError
 
@@ -44,6 +46,7 @@ ARRAYS = (array.array, bytearray, numpy.ndarray, memoryview, mmap.mmap)
 MOVING = (*DRAWN, *ARRAYS, io.IOBase, contextvars.ContextVar, queue.Queue, queue.SimpleQueue)
 SPACES = (types.SimpleNamespace, threading.local)  # of which no class notes what is read
 _CALLING, _REDUCE = type(iter(int, 1)), vars(object)["__reduce__"]
+_OWN = __name__.rpartition(".care")[0]  # which puts functions of its own in the places of others
 _LARGEST = 1000  # items of a container that is made again
 _FIXED = (
     torch.dtype, torch.device, torch.layout, torch.memory_format, numpy.generic, numpy.dtype, type, range, slice, pathlib.PurePath,
@@ -90,6 +93,15 @@ def is_constant(item: Any) -> bool:
     if not isinstance(item, tuple) and type(item) not in (list, dict, set, frozenset):
         return is_plain(item) or isinstance(item, _FIXED)
     return len(item) < _LARGEST and all(map(is_constant, (*item, *item.values()) if type(item) is dict else item))
+
+
+def is_put(item: Any) -> bool:
+    """Whether each step can put it where it lies: a program has not computed it, and no capture has made it."""
+    if item is ABSENT or is_constant(item):
+        return item is not ABSENT
+    function = item.func if isinstance(item, functools.partial) else item
+    stands_in = isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(_OWN)
+    return not (stands_in or is_number(item)) and (is_stand_in(item) or not holds_fakes(item))
 
 
 def differ(old: Any, new: Any) -> bool:
@@ -260,12 +272,21 @@ class ClassNumbers:
 
     def __init__(self) -> None:
         self._of: dict[type, dict[str, Any]] = {}
+        self._all: dict[type, dict[str, Any]] = {}  # with what is no number
 
     def note(self, cls: type) -> None:
-        self._of.setdefault(cls, _numbers_of(cls))
+        if cls not in self._of:
+            self._of[cls], self._all[cls] = _numbers_of(cls), dict(vars(cls))
 
     def clear(self) -> None:
         self._of.clear()
+        self._all.clear()
+
+    def replaced(self) -> Iterator[tuple[type, str, Any]]:
+        """Where something else lies now that is no number, and what lay there."""
+        for cls, before in self._all.items():
+            changed = (name for name, now in vars(cls).items() if now is not before.get(name, ABSENT) and not is_plain(now))
+            yield from ((cls, name, before.get(name, ABSENT)) for name in changed if not name.startswith("__"))
 
     def others(self, but: Container[tuple[int, str]]) -> Iterator[tuple[type, str, Any, Any]]:
         """Where another number lies now, what lay there, and what does; but for places, by class and name, that are noted otherwise."""
@@ -326,10 +347,9 @@ class WrittenAttributes:
         before = static_attribute(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
         self._before.setdefault((id(item), name), (item, before))
 
-    def constants(self) -> list[tuple[Any, str, Any]]:
-        """Those of objects of the user's in which constants lie now, and these."""
-        items = [(item, name) for (_, name), (item, _) in self._before.items() if is_written_by_user(type(item))]
-        return [(item, name, now) for item, name in items if is_constant(now := static_attribute(item, name))]
+    def of_users(self) -> list[tuple[Any, str]]:
+        """Those of objects of the user's."""
+        return [(item, name) for (_, name), (item, _) in self._before.items() if is_written_by_user(type(item))]
 
     def put_back(self, item: Any, name: str) -> None:
         own, (_, before) = attributes(item), self._before[id(item), name]
@@ -346,6 +366,13 @@ class WrittenAttributes:
 
     def clear(self) -> None:
         self._before.clear()
+
+
+def is_replaced(old: Any, new: Any) -> bool:
+    """Whether something else lies where one thing lay: another number, another object, but not what is fixed and the same."""
+    if old is new or (is_plain(old) and is_plain(new)):
+        return differ(old, new)
+    return not (is_constant(old) and is_constant(new) and type(old) is type(new) and repr(old) == repr(new))
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

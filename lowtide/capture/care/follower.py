@@ -33,6 +33,9 @@ from lowtide.capture.care.contents import (
     counts,
     differ,
     difference,
+    is_plain,
+    is_put,
+    is_replaced,
     is_written_by_user,
     moves,
     pieces,
@@ -42,8 +45,8 @@ from lowtide.capture.care.contents import (
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, noted
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
-from lowtide.capture.effects.code import IMPORT, codes, named
-from lowtide.capture.effects.containers import LeavingError, is_stand_in
+from lowtide.capture.effects.code import IMPORT, assigned, codes, named
+from lowtide.capture.effects.containers import LeavingError, is_stand_in, own_of
 from lowtide.capture.effects.flags import Memo
 from lowtide.capture.sources import is_users, users_line
 from lowtide.errors import CaptureError
@@ -81,6 +84,9 @@ class Follower:
         self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self.remembering = RememberingFunctions(models)
+        self._touched: set[tuple[int, str]] = set()  # attributes that were written
+        self._born: dict[int, Any] = {}  # objects that the program makes, as far as their classes tell
+        self._set: dict[tuple[int, str], tuple[Position, Any]] = {}  # variables that functions set, and what lay there
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
         self._imports: list[tuple[str, str]] = []  # modules that functions import themselves, and the line
@@ -133,8 +139,9 @@ class Follower:
             if before.keys() != now.keys():
                 return f"a {type(container).__name__} that it reaches had {len(before)} items and has {len(now)}"
             for name in before:
-                if differ(before[name], now[name]):
-                    return f"a {type(container).__name__} that it reads had {before[name]!r} at {name!r} and has {now[name]!r}"
+                if is_replaced(before[name], now[name]):
+                    was, is_now = (repr(each[name]) if is_plain(each[name]) else "another object" for each in (before, now))
+                    return f"a {type(container).__name__} that it reads had {was} at {name!r} and has {is_now}"
         for container, size in self._large:
             if (now_size := len(pieces(container))) != size and not is_stand_in(container):
                 return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
@@ -147,28 +154,59 @@ class Follower:
                 return f"attribute {name!r} of a {type(space).__name__} is set, and those of an object of your own class can be; {once}"
         return ""
 
+    def replaced(self) -> str:
+        """Where the program has read one object and then put another, in words; "" where nowhere. Numbers and texts may settle."""
+        for key, place in self._places.items():
+            old, new = self._before[key], place.now()
+            of_variables = isinstance(place.holder, (types.CellType, dict))  # of which nobody knows whether it was read before
+            if old is new or is_plain(new) or isinstance(place.holder, (nn.Module, type, types.FunctionType)) or not is_put(new):
+                continue
+            if any(new is each for each in self._before.values()) if of_variables else is_replaced(old, new) and key in self._written:
+                return f"{place} was {_named(old)} and is {_named(new)}"
+        return ""
+
     def refuse_moved(self) -> None:
         """Raise CaptureError where the program has moved what no stand-in can be put in the place of."""
         if change := self._moving.change():
             raise CaptureError(changed_each_time(change))
 
-    def puts(self) -> list[tuple[Any, str, Any]]:
-        """Constants that the program has put into attributes of objects of the user's, and had not read before."""
-        return [(item, name, now) for item, name, now in self._written.constants() if self.only_writes(item, name)]
+    def puts(self) -> list[tuple[Position, Any]]:
+        """What the program has put into attributes of the user's objects and classes and into variables, and had not read before.
+
+        Not what it has computed: that is followed elsewhere.
+        """
+        return [(place, now) for place, _ in self._put() if is_put(now := place.now())]
+
+    def _put(self) -> Iterator[tuple[Position, Any]]:
+        """Places that it writes alone, and what lay there where that is known."""
+        for item, name in self._written.of_users():
+            if self.only_writes(item, name):
+                yield Position.of(item, name, f"attribute {name!r} of a {type(item).__name__}"), ABSENT
+        for cls, name, before in self._numbers.replaced():
+            if (id(cls), name) not in self._places:
+                yield Position.of(cls, name, f"attribute {name!r} of the class {cls.__name__}"), before
+        for key, (place, before) in self._set.items():
+            if key not in self._places and place.now() is not before:
+                yield place, before
 
     def only_writes(self, item: Any, name: str) -> bool:
         """Whether the program has written an attribute of an object, and did not read before what lay there."""
         return (id(item), name) in self._written and (id(item), name) not in self._places
 
-    def leads_to(self, item: Any) -> bool:
-        """Whether an object lies now in a place that was read, or in a container."""
+    def leads_to(self, item: Any, but: Any = None) -> bool:
+        """Whether an object lies now in a place that was read, or in another container than `but`."""
         return any(place.now() is item for place in self._places.values()) or any(
-            piece is item for container, _ in self._contents for piece in pieces(container).values()
+            piece is item for container, _ in self._contents if own_of(container) is not but for piece in pieces(container).values()
         )
 
     def take_back(self) -> None:
-        for item, name, _ in self.puts():
-            self._written.put_back(item, name)
+        for place, before in [*self._put()]:
+            if not is_put(place.now()):
+                continue
+            if (id(place.holder), place.name) in self._written:
+                self._written.put_back(place.holder, place.name)
+            else:
+                place.put(before)
 
     def turn_back(self) -> None:
         """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
@@ -199,13 +237,15 @@ class Follower:
 
     def forget(self) -> None:
         for table in vars(self).values():
-            if isinstance(table, (dict, list, ClassNumbers, WrittenAttributes, RememberingFunctions)) and table is not self.classes:
+            if isinstance(table, (dict, list, set, ClassNumbers, WrittenAttributes, RememberingFunctions)) and table is not self.classes:
                 table.clear()
 
     # While the program runs.
 
     def read(self, item: Any, name: str, *, by_user: bool = True) -> None:
         """An attribute of some object is read. What lowtide's own code reads (a Trainer's `compute_loss`) only leads to further things."""
+        if (id(item), name) in self._touched and (moves(own := static_attribute(item, name)) or id(own) in self._born):
+            return  # an iterator or an object that the program has made
         if isinstance(item, nn.Module) and id(item) in self._own and not is_slot(item, name):
             if not name.endswith(HOOKS):  # those that were there have been followed, others are the program's
                 self._follow_code(static_attribute(item, name))  # the rest of the model's is looked at elsewhere
@@ -223,6 +263,9 @@ class Follower:
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
+        self._touched.add((id(item), name))
+        if id(item) not in self._seen and not isinstance(item, nn.Module) and attributes(item) == {}:
+            self._born[id(item)] = item
         if id(item) in self._followed or is_slot(item, name):
             self._written.note(item, name)
 
@@ -278,6 +321,8 @@ class Follower:
         elif isinstance(item, types.FunctionType):
             self._of_function(item)
         elif isinstance(item, type):
+            if is_written_by_user(item) and not issubclass(item, nn.Module):
+                noted(item, self.classes)
             self._of_class(item, all_functions=True)
         elif isinstance(item, CONTAINERS):
             self._of_container(item, depth)
@@ -370,6 +415,11 @@ class Follower:
             texts = {each for each in piece.co_consts if isinstance(each, str) and each.isidentifier()}
             self._words.update(piece.co_names, texts)
             self._asked.update(texts if {"getattr", "hasattr"} & {*piece.co_names} else ())
+        for name in {*assigned(code)}:
+            holder: Any = cells.get(name, table)
+            place = Position.of(holder, name, f"{'variable' if name in cells else 'global'} {name!r}")
+            self._held.append(holder)
+            self._set.setdefault((id(holder), name), (place, place.now()))
         for name, chain, line in (each for piece in codes(code) for each in named(piece)):
             at = f"{code.co_filename}:{line}"
             if name in cells:
@@ -428,9 +478,13 @@ def following(
             raise
 
 
-def put_beside() -> list[tuple[Any, str, Any]]:
-    """The numbers and texts that the program which this thread follows has put into attributes so far."""
+def put_beside() -> list[tuple[Position, Any]]:
+    """What the program which this thread follows has put into attributes and variables so far, but for what it has computed."""
     return [] if (follower := listener.get()) is None else follower.puts()
+
+
+def _named(item: Any) -> str:
+    return repr(item) if is_plain(item) else f"a {type(item).__name__}"
 
 
 def _is_object(item: Any) -> bool:

@@ -24,6 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.care.turns import during, listed, placed, undoing
+from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node, Value
@@ -35,6 +36,7 @@ _GENERATOR = "default_generator"  # by which functions of `torch.random` find it
 _watching: ContextVar[tuple[_Seeds, _Own] | None] = ContextVar("watching", default=None)  # of the capture under way
 _drawing: list[_Draws] = []  # of the captures under way, the innermost last: looked at by all threads
 _lock = threading.RLock()  # around each draw that is noted
+_each_step: ContextVar[bool] = ContextVar("each_step", default=False)  # whether what this thread draws each step draws
 _known: ContextVar[tuple[torch.Generator, ...]] = ContextVar("known", default=())
 _stand_ins = count(2**40)  # seeds that nobody else uses: no state is made up twice
 
@@ -62,8 +64,9 @@ def untouched_randomness() -> Iterator[None]:
             raise CaptureError(f"the program seeds torch's generator, {_REMEDY}")
         own.refuse_seeded()
         if names := [each.name for each in draws if each.drew()]:
-            raise CaptureError(
-                f"the program draws from {' and '.join(names)}: a captured step would repeat the same choice for ever; draw with torch"
+            raise LeavingError(
+                f"the program draws from {' and '.join(names)}: a captured step would repeat the same choice for ever; draw with torch, or "
+                "call functions of `random` and `numpy.random` by these names (`random.random()`)"
             )
 
 
@@ -108,9 +111,29 @@ def _of_python() -> list[tuple[Any, str]]:
 
 
 def _of_numpy() -> list[tuple[Any, str]]:
+    return [(np.random, name) for name in (*numpys_functions(), "set_state", "seed")]
+
+
+def numpys_functions() -> list[str]:
+    """The names of those that draw."""
     legacy = np.random.mtrand._rand
-    methods = [name for name, item in vars(np.random).items() if getattr(item, "__self__", None) is legacy]
-    return [(np.random, name) for name in (*methods, "seed") if name != "get_state"]
+    names = [name for name, item in vars(np.random).items() if getattr(_bare(item), "__self__", None) is legacy]
+    return [name for name in names if name not in ("get_state", "set_state", "seed")]
+
+
+def _bare(item: Any) -> Any:
+    while hasattr(item, "__wrapped__"):
+        item = item.__wrapped__
+    return item
+
+
+@contextmanager
+def drawn_in_each_step() -> Iterator[None]:
+    """What this thread draws meanwhile from Python's or NumPy's generator is no refusal: each step draws it again."""
+    with _lock, during(_each_step, True):
+        yield
+        for each in _drawing:
+            each.note_done(each.name)
 
 
 def _words(state: Any) -> tuple[Any, ...]:
@@ -160,7 +183,9 @@ class _Draws:
 
     def note_draw(self, name: str) -> None:
         """This thread is about to draw from the generator of that name."""
-        if name == self.name:
+        if name == self.name and _each_step.get():
+            self._is_mine |= self._is_moved()
+        elif name == self.name:
             mine = threading.get_ident() == self._thread
             self._is_mine |= mine or self._is_moved()
             self._others |= not mine

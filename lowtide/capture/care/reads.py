@@ -13,12 +13,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 from lowtide.base.places import ABSENT, Position, attributes
 from lowtide.capture.care import turns
-from lowtide.capture.care.contents import differ, is_constant, is_plain
+from lowtide.capture.care.contents import differ, is_plain, is_put
 from lowtide.capture.care.instances import read, written
 from lowtide.capture.care.turns import replaced
 from lowtide.capture.effects.flags import Memo
@@ -54,16 +55,20 @@ class AttributeReads:
     def write(self, module: nn.Module, name: str) -> None:
         self._written.setdefault(id(module), set()).add(name)
 
-    def puts(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-        """The constants that the program has put into attributes and had not read before: they lie there after each step."""
-        for module in model.modules():
+    def puts(self, model: nn.Module) -> Iterator[tuple[Position, Any]]:
+        """What the program has put into attributes and had not read before, but for what it has computed: it lies there after each step."""
+        for path, module in model.named_modules():
             for name in self.put(module):
-                yield module, name, vars(module)[name]
+                yield Position.of(module, name, f"attribute {name!r} of {path or type(module).__name__!r}"), vars(module)[name]
 
     def put(self, module: nn.Module) -> list[str]:
         """The names of one of them."""
         own: dict[str, Any] = attributes(module)
-        written = (name for name in self._written.get(id(module), ()) if name in own and is_constant(own[name]))
+        written = (
+            name
+            for name in self._written.get(id(module), ())
+            if name in own and is_put(own[name]) and not isinstance(own[name], torch.Tensor)
+        )
         first = self._first[id(module)]
         return sorted(name for name in written if name not in first and "__dict__" not in first)
 

@@ -90,6 +90,7 @@ class ModuleSnapshot:
             of_graph = isinstance(new, torch.Tensor) and name not in self.module._parameters
             made_once = old is ABSENT and hasattr(getattr_static(type(self.module), name, None), "__get__")  # functools.cached_property
             begins = (is_number(new) or type(new) is tuple) and is_followed() and (old is None or old is ABSENT)
+            begins = begins or (is_followed() and _is_alike_container(old, new))
             if not (of_graph or made_once or begins or is_number(old) or name.endswith(HOOKS) or name in memos or _alike(old, new)):
                 yield name
 
@@ -103,6 +104,12 @@ def _same_items(one: Any, two: Any) -> bool:
     items = (x.items() if isinstance(x, dict) else x for x in (one, two))
     flat = ([piece for item in each for piece in (item if isinstance(item, tuple) else (item,))] for each in items)
     return all(a is b or (isinstance(a, (int, float, str)) and type(a) is type(b) and a == b) for a, b in zip(*flat, strict=False))
+
+
+def _is_alike_container(old: Any, new: Any) -> bool:
+    """Whether what the program has computed lies in a container as large as the one that lay there, or where nothing did."""
+    begins = old is None or old is ABSENT
+    return type(new) in (tuple, list, dict) and holds_fakes(new) and (begins or (type(old) is type(new) and len(old) == len(new)))
 
 
 def _alike(one: Any, two: Any) -> bool:

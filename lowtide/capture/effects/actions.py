@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from lowtide.base.places import Sum
+from lowtide.base.places import Position, Sum
+from lowtide.capture.care.contents import is_plain
 from lowtide.capture.effects.containers import Container, LeavingError, StaleError
+from lowtide.capture.effects.draws import HostDraws
+from lowtide.capture.effects.identity import MadeAnew, UnlikeError, is_sure, resolved
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Term, recipe, results_in
 from lowtide.capture.results import holds_fakes, is_result
 from lowtide.errors import CaptureError
@@ -20,22 +22,63 @@ Act: TypeAlias = "tuple[Any, Callable[[Any], object], str, bool]"  # what, how, 
 
 
 @dataclass(frozen=True)
+class Action:
+    """One thing that a step puts somewhere, and how."""
+
+    act: Callable[[Any], object]
+    plain: tuple[Any, ...]  # its leaves; None for those that the step computes
+    recipes: dict[int, Recipe]  # of the others, by position
+    rebuild: Any
+    words: str  # where, in words
+    count: int = 0  # how many results of the program it takes
+
+    @property
+    def unsure(self) -> Iterator[int]:
+        """The leaves that each step may make anew."""
+        return (at for at, item in enumerate(self.plain) if at not in self.recipes and not is_sure(item))
+
+    def resolved(self, before: Action) -> tuple[Action, str]:
+        """The same, with objects that each step makes anew for what another capture has made, too; and these in words."""
+        plain, words = list(self.plain), []
+        for at in self.unsure:
+            try:
+                plain[at], text = resolved(before.plain[at] if before.words == self.words else None, plain[at])
+            except UnlikeError as error:
+                raise CaptureError(
+                    f"the program puts something else into {self.words} each time, which no step could do again: {error}; make it once, "
+                    "before the step, and put that there, or do it behind the step"
+                ) from None
+            words.append(text)
+        return replace(self, plain=tuple(plain)), " ".join(words)
+
+    def put(self, results: Sequence[Any], before: Sequence[Any], known: dict[int, Any]) -> None:
+        """Do it again; `known` as `MadeAnew` has it."""
+        left = iter(results)
+        filled = [item.instance(known) if isinstance(item, MadeAnew) else item for item in self.plain]
+        for index, item_recipe in self.recipes.items():
+            filled[index] = item_recipe(left, before)
+        self.act(tree.unflatten(self.rebuild, filled))
+
+
+@dataclass(frozen=True)
 class StepOutputs:
     """What a step puts into the caller's places."""
 
-    actions: tuple[Callable[[list[Any], list[Any]], None], ...] = ()  # of the results that leave, in the program's order, and of `sums`
-    counts: tuple[int, ...] = ()  # how many of them each takes
+    actions: tuple[Action, ...] = ()  # of the results that leave, in the program's order, and of `sums`
     relied_on: tuple[Container, ...] = ()
     words: tuple[str, ...] = ()  # the same for steps that do the same
     sums: tuple[Sum, ...] = ()  # places that are computed with
-    divisors: tuple[Recipe, ...] = ()  # of these numbers, none of which may be zero
+    conditions: tuple[Recipe, ...] = ()  # of these numbers, which must be true
+    draws: HostDraws = field(default_factory=HostDraws)
 
     def holds(self) -> bool:
         """Whether the places are there, and hold what the program relies on."""
+        if self.draws:
+            self.draws.ahead()
         if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
             return False
-        before = self.before() if self.divisors else []
-        return all(divisor(iter(()), before) for divisor in self.divisors)
+        before = self.before() if self.conditions else []
+        return all(condition(iter(()), before) for condition in self.conditions)
 
     def before(self) -> list[Any]:
         """What lies in the places that are computed with."""
@@ -43,29 +86,38 @@ class StepOutputs:
 
     def put(self, results: Sequence[Any], before: list[Any]) -> None:
         """Do it again. `results` end with those that leave; `before` lay there when the step began."""
-        at = len(results) - sum(self.counts)
-        for action, count in zip(self.actions, self.counts, strict=True):
-            action(list(results[at : at + count]), before)
-            at += count
+        at, known = len(results) - sum(each.count for each in self.actions), dict[int, Any]()
+        for action in self.actions:
+            action.put(results[at : at + action.count], before, known)
+            at += action.count
 
-    def with_plain(self, puts: Iterable[tuple[Any, str, Any]]) -> StepOutputs:
-        """Numbers and texts in attributes of objects, too, the same after each step."""
-        actions, words = list(self.actions), list(self.words)
-        for item, name, now in puts:
-            actions.append(functools.partial(_set, item, name, now))
-            words.append(f"{type(item).__name__}.{name} {now!r}")
-        return replace(self, actions=tuple(actions), counts=(*self.counts, *([0] * (len(actions) - len(self.counts)))), words=tuple(words))
+    def with_places(self, puts: Iterable[tuple[Position, Any]]) -> StepOutputs:
+        """Attributes and variables, too, in which the same lies after each step, or something like it."""
+        puts = list(puts)
+        added = tuple(Action(place.put, (now,), {}, next, place.text) for place, now in puts)
+        words = (f"{place.text} {repr(now) if is_plain(now) else type(now).__name__}" for place, now in puts)
+        return replace(self, actions=(*self.actions, *added), words=(*self.words, *words))
+
+    @property
+    def are_unsure(self) -> bool:
+        """Whether only another capture tells what of it each step makes anew."""
+        return any(True for each in self.actions for _ in each.unsure)
+
+    def resolved(self, before: StepOutputs) -> StepOutputs:
+        """The same where another capture of the program has put `before`. Raises CaptureError where it puts something else each time."""
+        pairs = [each.resolved(old or each) for each, old in zip_longest(self.actions, before.actions[: len(self.actions)])]
+        return replace(self, actions=tuple(each for each, _ in pairs), words=(*self.words, *(text for _, text in pairs)))
 
 
 NOTHING_LEFT = StepOutputs()
 
 
 def outputs_of(
-    acts: Iterable[Act], relied_on: tuple[Container, ...], sums: tuple[Sum, ...], divisors: tuple[Recipe, ...]
+    acts: Iterable[Act], relied_on: tuple[Container, ...], sums: tuple[Sum, ...], conditions: tuple[Recipe, ...]
 ) -> tuple[StepOutputs, tuple[str, ...], bool]:
     """How to do all of it again; in words; and whether there are numbers and texts among it that are those of the capture."""
-    actions: list[Callable[[list[Any], list[Any]], None]] = []
-    counts, words, lasting, known, plainly = [], [], list[bool](), dict[int, int](), False
+    actions: list[Action] = []
+    words, lasting, known, plainly = [], list[bool](), dict[int, int](), False
     for number, (value, act, text, stays) in enumerate(acts):
         if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
             raise StaleError("it puts one list, dictionary or object into two places, and each step would put another into each")
@@ -77,32 +129,21 @@ def outputs_of(
             shows = "a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself"
             raise LeavingError(shows, converts=True)
         plainly |= any(type(leaf.value) in (int, float, str, bytes, complex, NumberExpression) for leaf in leaves)
-        plain = [None if index in at else leaf.value for index, leaf in enumerate(leaves)]
-        actions.append(functools.partial(_act, act, plain, {index: recipe(leaves[index].value) for index in at}, rebuild))
-        counts.append(sum(len(results_in(leaves[index].value)) for index in at))
+        plain = tuple(None if index in at else leaf.value for index, leaf in enumerate(leaves))
+        recipes = {index: recipe(leaves[index].value) for index in at}
+        actions.append(Action(act, plain, recipes, rebuild, text, sum(len(results_in(leaves[index].value)) for index in at)))
         words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
         lasting.append(bool(at) or not stays)
-    outputs = StepOutputs(tuple(actions), tuple(counts), relied_on, tuple(itertools.compress(words, lasting)), sums, divisors)
+    outputs = StepOutputs(tuple(actions), relied_on, tuple(itertools.compress(words, lasting)), sums, conditions)
     return outputs, tuple(words), plainly
-
-
-def _act(
-    act: Callable[[Any], object], plain: list[Any], recipes: dict[int, Recipe], rebuild: Any, results: list[Any], before: list[Any]
-) -> None:
-    filled, left = list(plain), iter(results)
-    for index, item_recipe in recipes.items():
-        filled[index] = item_recipe(left, before)
-    act(tree.unflatten(rebuild, filled))
-
-
-def _set(item: Any, name: str, value: Any, results: list[Any], before: list[Any]) -> None:
-    object.__setattr__(item, name, copy.deepcopy(value))  # a list of its own, as eager makes one
 
 
 def _text(leaf: tree.Leaf) -> str:
     if isinstance(leaf.value, Term):
         return f"{leaf.where} {leaf.value.text()}"
-    return leaf.where if is_result(leaf.value) else repr(leaf.value)
+    if is_result(leaf.value):
+        return leaf.where
+    return repr(leaf.value) if is_sure(leaf.value) else type(leaf.value).__name__
 
 
 def _made(value: Any) -> list[Any]:

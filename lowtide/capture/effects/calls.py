@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import overrides
@@ -31,6 +31,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
 from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
+from lowtide.capture.effects.draws import HostArray
 from lowtide.capture.effects.sums import (
     RELATIONS,
     EarlierNumber,
@@ -48,6 +49,7 @@ from lowtide.capture.effects.sums import (
 )
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.results import Number
+from lowtide.capture.sources import is_called_by_user
 from lowtide.ir import tree
 from lowtide.ir.graph import Slot, Value
 from lowtide.ir.operators.row import MATH_FUNCTIONS
@@ -97,16 +99,12 @@ def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
     Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
     """
     with COMPILING, ExitStack() as stack:
-        stack.enter_context(replaced(builtins, "print", functools.partial(_printing, log)))
+        stack.enter_context(_shown(_noted(log)))
         stack.enter_context(replaced(json.JSONEncoder, "encode", _encoding))
-        stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, log)))
         stack.enter_context(listed(emitters, operands))
         stack.enter_context(operands)
         stack.enter_context(replaced(overrides, "has_torch_function", _without(operands)))
         stack.enter_context(replaced(builtins, "len", _length))
-        for name in ("stdout", "stderr"):
-            if hasattr(stream := getattr(sys, name), "__dict__"):
-                stack.enter_context(replaced(stream, "write", functools.partial(_writing, log, functools.partial(getattr, sys, name))))
         for name in ("repr", "format"):
             stack.enter_context(replaced(builtins, name, lambda plain: lambda *args: text_of(plain, *args)))
         for name, of in {"max": _choice, "min": _choice, "sorted": _order}.items():
@@ -180,35 +178,66 @@ def _computed(compute: Callable[..., Any], plain: Callable[..., Any]) -> Callabl
     return lambda *args: compute(plain, *args) if any(map(is_term, args)) else plain(*args)
 
 
-def _printing(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
+Showing: TypeAlias = "Callable[[Outlet, tuple[Any, ...]], bool]"  # is given what is shown; whether it is shown later
+
+
+@contextmanager
+def shown_later(kept: list[Callable[[], object]]) -> Iterator[None]:
+    """What the user's code prints and logs meanwhile is kept, and not shown."""
+
+    def keep(outlet: Outlet, args: tuple[Any, ...]) -> bool:
+        if by_user := is_called_by_user(sys._getframe(3)):
+            kept.append(functools.partial(outlet.put, *args))
+        return by_user
+
+    with _shown(keep):
+        yield
+
+
+def _noted(log: EffectLog) -> Showing:
+    """Each step shows what the user's code shows, and numbers that it computes, whoever shows them."""
+
+    def note(outlet: Outlet, args: tuple[Any, ...]) -> bool:
+        if not log.active or not (_shows(args) or is_called_by_user(sys._getframe(3))):
+            return False
+        log.events.append((outlet, "put", without_stand_ins(args)))
+        return True
+
+    return note
+
+
+@contextmanager
+def _shown(showing: Showing) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(replaced(builtins, "print", functools.partial(_printing, showing)))
+        stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, showing)))
+        for name in ("stdout", "stderr"):
+            if hasattr(stream := getattr(sys, name), "__dict__"):
+                stack.enter_context(replaced(stream, "write", functools.partial(_writing, showing, functools.partial(getattr, sys, name))))
+        yield
+
+
+def _printing(showing: Showing, plain: Callable[..., Any]) -> Callable[..., Any]:
     def printing(*args: Any, **options: Any) -> None:
-        if log.active and _shows(args):
-            log.events.append((Outlet(functools.partial(plain, **options)), "put", without_stand_ins(args)))
-        else:
+        if not showing(Outlet(functools.partial(plain, **options)), args):
             plain(*args, **options)
 
     return printing
 
 
-def _writing(log: EffectLog, stream: Callable[[], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+def _writing(showing: Showing, stream: Callable[[], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     def writing(text: Any) -> Any:
-        if not log.active or not _shows((text,)):
-            return plain(text)
-        log.events.append((Outlet(lambda text: stream().write(text)), "put", (text,)))
-        return NumberExpression(len, (text,), int)
+        shown_later = showing(Outlet(lambda text: stream().write(text)), (text,))
+        return plain(text) if not shown_later else NumberExpression(len, (text,), int) if is_term(text) else len(text)
 
     return writing
 
 
-def _handling(log: EffectLog, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _handling(showing: Showing, plain: Callable[..., Any]) -> Callable[..., Any]:
     def handling(logger: logging.Logger, record: logging.LogRecord) -> Any:
-        shown = (*record.args.values(),) if isinstance(record.args, dict) else record.args or ()
-        if not log.active or not _shows((record.msg, *shown)):
-            return plain(logger, record)
         kept = {name: item for name, item in vars(record).items() if name not in _OF_THE_CALL}
         again = lambda text, args: logger.handle(logging.makeLogRecord({**kept, "msg": text, "args": args}))  # noqa: E731
-        log.events.append((Outlet(again), "put", without_stand_ins((record.msg, record.args))))
-        return None
+        return None if showing(Outlet(again), (record.msg, record.args)) else plain(logger, record)
 
     return handling
 
@@ -220,6 +249,17 @@ def _shows(items: Iterable[Any]) -> bool:
         if not is_term(each):
             each.refuse()
     return bool(numbers)
+
+
+def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arrays that are there before the step among the arguments of an operator, as tensors."""
+    arrays = {id(each): each for each in numbers_in((*args, *kwargs.values())) if isinstance(each, HostArray)}
+    if not arrays:
+        return args, kwargs
+    leaves, rebuild = tree.flatten((args, kwargs))
+    tensors = {at: each.draws.tensor(each) for at, each in arrays.items()}
+    result: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [tensors.get(id(leaf.value), leaf.value) for leaf in leaves])
+    return result
 
 
 class NumberOperands(TorchFunctionMode):
@@ -247,7 +287,7 @@ class NumberOperands(TorchFunctionMode):
             self._inputs[at] = draft.add_scalar_input(Slot("constant", (len(draft.constants),)), "before")
             draft.constants.append(number.earlier.places[at])
             number.earlier.inputs.add(at)
-            number.earlier.divisors.append(lambda results, before: type(before[at]) is kind)
+            number.earlier.conditions.append(lambda results, before: type(before[at]) is kind)
         return self._inputs[at]
 
     def answer(self, item: Term) -> bool | None:
@@ -260,12 +300,15 @@ class NumberOperands(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Numbers of the step among the arguments of an operator become those that stand for them."""
         kwargs = kwargs or {}
+        args, kwargs = _with_tensors(args, kwargs)
         given = [each for each in numbers_in((*args, *kwargs.values())) if is_term(each)]
         if not given:
             return func(*args, **kwargs)
         if func in _MADE and not {*kwargs} - {"dtype", "device"}:
             own = args[0] if func is torch.Tensor.new_tensor else None
             return self._made(args[-1], **({} if own is None else {"dtype": own.dtype, "device": own.device}) | kwargs)
+        if func is torch.Tensor.__getitem__ and type(args[1]) is list and all(kind_of(each) is int for each in args[1]):
+            return func(args[0], self._made(args[1]))
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         allowed = _LINEAR if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) else _PLAIN
         decides = any(map(may_be_whole, given)) and not any(each.is_floating_point() for each in tensors)

@@ -60,6 +60,14 @@ def named(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
         yield name, tuple(chain), line
 
 
+def assigned(code: types.CodeType) -> Iterator[str]:
+    """The globals, and the variables of functions around it, that code sets."""
+    for piece in codes(code):
+        for each in dis.get_instructions(piece):
+            if each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in code.co_freevars):
+                yield each.argval
+
+
 class Positions(MutableMapping[str, Any]):
     """The table of some names of a holder. One is not there while nothing is assigned."""
 

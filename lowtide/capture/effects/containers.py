@@ -12,13 +12,14 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from lowtide.base.places import ABSENT, LENGTH, entry
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
+from lowtide.ir import tree
 
 KINDS = (
     list,
@@ -28,6 +29,8 @@ KINDS = (
     collections.Counter,
     collections.deque,
 )  # no classes derived from them
+_TAKING = ("pop", "popleft", "__delitem__")
+_READS = "it reads what earlier steps leave"
 _ALL = object()  # the same: all of them
 _classes: set[type] = set()  # of stand-ins
 _ADDING = ("append", "appendleft", "extend", "extendleft", "__iadd__")
@@ -66,7 +69,7 @@ class EffectLog:
 
 
 class _Earlier:
-    """What earlier steps have left in a list, for functions of torch's, which read it without asking."""
+    """What earlier steps have left in a list: it can be taken away, and not looked at. Functions of torch's read without asking."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
@@ -78,7 +81,18 @@ class _Earlier:
             for item in each if isinstance(each, (list, tuple)) else (each,):
                 if isinstance(item, cls):
                     item.container.read_at = users_line()
-        raise StaleError("it reads what earlier steps leave")
+        raise StaleError(_READS)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        self.container.read_at = self.container.read_at or users_line()
+        raise StaleError(_READS)
+
+
+for _name in (
+    "bool", "float", "int", "index", "iter", "len", "getitem", "eq", "ne", "lt", "le", "gt", "ge", "hash", "str", "repr", "format",
+    "getattr", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "call",
+):  # fmt: skip
+    setattr(_Earlier, f"__{_name}__", _Earlier._refuse)
 
 
 class Container:
@@ -97,11 +111,16 @@ class Container:
         self.stand_in.kept = self
         self.items: Any = [] if self.kind is list else self.stand_in  # a list's own items are read by C without a word
         self.within: list[Container] = []
-        self.changed, self.fresh, self.added = False, False, 0  # fresh: it was emptied; `added` at its end
+        self.changed, self.fresh, self.added, self.taken = False, False, 0, 0  # fresh: emptied; `added` at its end, `taken` at its front
         self.written: set[Any] = set()  # keys
         self.defaults: dict[Any, Any] = {}  # keys of a dictionary that were read, and what would be taken where nothing lies there
         self.presence: dict[Any, bool] = {}  # keys of which it was asked whether they are there
-        self.nothing: dict[Any, tuple[Any, str]] = {}  # keys under which it has read None, what is taken where nothing lies, and the line
+        self.tensors: dict[Any, tuple[Any, str]] = {}  # by key: those that it has read, and the line
+        self.keys: list[Any] = []
+        self.keys_at = ""  # where all keys of a dictionary were read
+        self.nothing: dict[Any, Any] = {}  # keys under which it has read None, and what is taken where nothing lies
+        self.absent_at: dict[Any, str] = {}  # keys under which nothing lay, or None, and the line that has asked
+        self.missing: dict[Any, str] = {}  # keys under which nothing lay for which it has taken something, and the line
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
         self.length: Any = None  # what stands for how many items it has when a step begins
@@ -129,12 +148,20 @@ class Container:
     def stale_at(self, as_a_whole: bool) -> str:
         """Where the program reads what earlier steps have left; "" where it does not. `as_a_whole`: with what it holds."""
         grown = not isinstance(self.items, dict) and self.kind.__len__(self.items) > 0
-        begun = (line for key, (_, line) in self.nothing.items() if any(isinstance(each, torch.Tensor) for each in self.lying_at(key)))
+        keys = self.items.keys() if isinstance(self.items, dict) else ()
+        if self.keys_at and self.changes_itself and keys != self.original.keys():
+            return self.keys_at
+        begun = (line for key, line in self.missing.items() if self._differentiated(key) is None)
+        trained = (line for key, line in self.absent_at.items() if self._differentiated(key))
         return (
-            (self.read_at or (self.whole if grown else "") or next(begun, ""))
+            (self.read_at or (self.whole if grown else "") or next(begun, "") or next(trained, ""))
             if (self.changes if as_a_whole else self.changes_itself)
             else ""
         )
+
+    def _differentiated(self, key: Any) -> bool | None:
+        """Whether a tensor lies under a key now, and requires gradients, so that eager would go through it again; None for none."""
+        return next((each.requires_grad for each in self.lying_at(key) if isinstance(each, torch.Tensor)), None)
 
     def holds(self) -> bool:
         """Whether it is there, and holds what the program relies on."""
@@ -142,12 +169,12 @@ class Container:
             return True
         try:
             now, *others = (getter() for getter in self.getters)
-            begins = all(entry(now, key, default) is None for key, (default, _) in self.nothing.items())
+            begins = all(entry(now, key, default) is None for key, default in self.nothing.items())
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
         if not begins or type(now) is not self.kind or any(other is not now for other in others):
             return False
-        if any((key in now) is not there for key, there in self.presence.items()):
+        if any((key in now) is not there for key, there in self.presence.items()) or (self.keys_at and list(now) != self.keys):
             return False
         return not self.whole or (now.keys() <= self.written if isinstance(now, dict) else not now)
 
@@ -157,8 +184,16 @@ class Container:
             return
         if key is _ALL and all(map(self._is_own, self._old_keys())) and self.sums.keys() <= self.written:
             self.whole = self.whole or users_line()
+        elif key is not _ALL and self._may_last(key) and isinstance(item := entry(self.original, key, default), torch.Tensor):
+            self.tensors.setdefault(key, (item, users_line()))
         elif key is not _ALL and self._may_last(key) and entry(self.original, key, default) is None:
-            self.nothing.setdefault(key, (default, users_line()))
+            self.nothing.setdefault(key, default)
+            self.absent_at.setdefault(key, users_line())
+        elif key is not _ALL and isinstance(self.original, dict) and key not in self.original and default is not ABSENT:
+            self.missing.setdefault(key, users_line())
+            self.absent_at.setdefault(key, users_line())
+            self.presence.setdefault(key, False)
+            self.defaults.setdefault(key, default)
         else:
             self.read_at = self.read_at or users_line()
             if key is not _ALL and self._may_last(key):
@@ -190,12 +225,24 @@ class Container:
         most = getattr(self.stand_in, "maxlen", None)
         if self.length is None or most == 0:
             return self.stand_in.__len__()
-        return self.length + self.added if most is None else min(self.length + self.added, most)
+        length = self.length + (self.added - self.taken)
+        return length if most is None else min(length, most)
+
+    def each_key(self) -> list[Any]:
+        """All keys of a dictionary are asked for: they have to be those of the capture when a step begins."""
+        keys = list(dict.keys(self.items))
+        if self.log.active and not self.fresh and keys and not all(map(self._is_own, keys)) and not self.is_of_others():
+            self.keys_at, self.keys = self.keys_at or users_line(), self.keys or list(self.original)
+        else:
+            self.read()
+        return keys
 
     def has(self, key: Any) -> bool:
         """Whether a dictionary has a key: what the program does then follows from it."""
         if self.log.active and not self.fresh and key not in self.written and key not in self.opened:
             self.presence.setdefault(key, key in self.original)
+            if key not in self.original:
+                self.absent_at.setdefault(key, users_line())
         return dict.__contains__(self.items, key)
 
     def change(self, method: str, args: tuple[Any, ...]) -> None:
@@ -212,9 +259,21 @@ class Container:
             self.added += len(args[0]) if "extend" in method else 1
         elif method == "__setitem__" and self._may_last(args[0]):
             self.written.add(args[0])
+        elif self._takes_first(method, args):
+            self.taken += 1
         elif method != "__setitem__" or not self._is_own(args[0]):
             self.read()
         self.log.events.append((self, method, args))
+
+    def holds_before(self, item: Any) -> int:
+        """In how many places it has an item that the program found."""
+        items = self.original.values() if isinstance(self.original, dict) else self.original or ()
+        return sum(each is item for each in items)
+
+    def _takes_first(self, method: str, args: tuple[Any, ...]) -> bool:
+        """Whether it takes away the first item of several, which an earlier step has left, as loops do that keep the newest ones."""
+        first = method == "popleft" or (method in _TAKING and args == (0,))
+        return first and not isinstance(self.items, dict) and not self.fresh and self.length is not None and len(self.original) > 0
 
     def lying_at(self, key: Any) -> list[Any]:
         """What lies under a key, where anything does."""
@@ -260,7 +319,7 @@ class Container:
         if not isinstance(key, int):
             return False
         within = self._is_position(key) and is_stand_in(self.kind.__getitem__(self.items, key))
-        known = (key in self.written or key in self.sums) and (key >= 0 or not self.added)
+        known = (key in self.written or key in self.sums) and (key >= 0 or not self.added) and not self.taken
         return known or within or (self.kind is list and 0 < -key <= self.added)
 
     def _may_last(self, key: Any) -> bool:
@@ -269,16 +328,28 @@ class Container:
     def _is_position(self, key: Any) -> bool:
         """Whether it means the same item whatever is added on the right."""
         length = self.kind.__len__(self.original)
-        return isinstance(key, int) and not self.added and -length <= key < length
+        return isinstance(key, int) and not self.added and not self.taken and -length <= key < length
 
 
 def is_stand_in(item: Any) -> bool:
     return type(item) in _classes
 
 
+def own_of(container: Any) -> Any:
+    """The caller's own container for its stand-in."""
+    return container.kept.original if is_stand_in(container) else container
+
+
+def original(item: Any) -> Any:
+    """The caller's own container for its stand-in, anything else as it is. Raises StaleError for what holds a stand-in."""
+    if not is_stand_in(item) and tree.holds(item, lambda piece: is_stand_in(piece) or type(piece) is _Earlier):
+        raise StaleError("it puts one container of its own into another")
+    return item.kept.original if is_stand_in(item) and not item.kept.is_new else item
+
+
 def holds_stand_in(item: Any) -> bool:
     """Whether there is a stand-in in what a program hands on."""
-    if is_stand_in(item):
+    if is_stand_in(item) or type(item) is _Earlier:
         return True
     items = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
     return any(map(holds_stand_in, items))
@@ -317,9 +388,12 @@ def _watched(kind: Any, name: str, method: Any) -> Any:
             return self.extend(args[1])
         if "extend" in name or name == "__iadd__":
             args = (list(args[0]),)
+        taken = self.kept.taken
         self.kept.change("extend" if name == "__iadd__" else name, args)
         items = self.kept.items
         result = method(items, *args, **options)
+        if self.kept.taken > taken and result is not None:
+            result = _Earlier(self.kept)
         self.kept.show()
         return self if result is items else result
 
@@ -384,6 +458,9 @@ def _count(self: Any, iterable: Any = None, /, *, times: int = 1, **named: Any) 
 
 _OWN: dict[str, Any] = {
     "update": _update, "setdefault": _set_default, "__getitem__": _get_item, "__missing__": _missing,
+    "__iter__": lambda self: iter(self.kept.each_key()), "keys": lambda self: dict.fromkeys(self.kept.each_key()).keys(),
+    "values": lambda self: [self[key] for key in self.kept.each_key()], "__len__": lambda self: len(self.kept.each_key()),
+    "items": lambda self: [(key, self[key]) for key in self.kept.each_key()],
     "get": lambda self, key, default=None: self.kept.lookup(key, default), "__contains__": lambda self, key: self.kept.has(key),
 }  # fmt: skip
 _OF_COUNTERS = {"update": _count, "subtract": functools.partial(_count, times=-1)}

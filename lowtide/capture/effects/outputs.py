@@ -14,6 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -23,11 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
-from lowtide.capture.care.turns import module_views, seen, undoing
+from lowtide.capture.care.turns import listed, module_views, seen, undoing
+from lowtide.capture.data.facts import Reading, SlotLeaf
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
 from lowtide.capture.effects.code import is_read, rewrite
-from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in
+from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in, own_of
+from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
@@ -47,11 +50,12 @@ class OutputRecorder:
         self.chosen, self.summed, self.converts = chosen, summed, converts
         self.sums: dict[Key, Sum] = {}
         self.earlier = EarlierNumbers()
+        self.refusals: list[Any] = []
+        self.draws = DrawRecorder(self.earlier, self.refusals)
         self.own: frozenset[int] = frozenset()  # the model's modules by id, whose tensors the trace looks after
-        self.going_on: dict[int, Position] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
+        self.going_on: dict[int, Position | Sum] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before raises Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
-        self.refusals: list[Any] = []
         self.counted: dict[Key, CountedPlace] = {}  # what the program has changed
         self.log = EffectLog()
         self.containers: dict[int, Container] = {}
@@ -92,7 +96,7 @@ class OutputRecorder:
         for container in self.containers.values():
             container.show()
         try:
-            with calls_followed(self.log, operands()):
+            with calls_followed(self.log, operands()), self.draws.followed(), listed(recorders, self.draws):
                 yield
         finally:
             self.log.active = False
@@ -210,6 +214,8 @@ class OutputRecorder:
                     continue
                 if not holds_fakes(now) or (self._is_shown(item, table) and isinstance(now, torch.Tensor)):
                     continue
+                if is_stand_in(now) and not now.kept.is_new:
+                    continue  # the caller's own, put there as it is
                 if is_stand_in(was) and was.kept.changes:
                     raise StaleError(f"it changes attribute {name!r} of a {type(item).__name__}, and puts another in its place")
                 self.put.append((item, table, name))
@@ -254,7 +260,8 @@ class OutputRecorder:
     def left(self) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
         relied = tuple(container for container in self.all() if container.changes)
-        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.sums.values()), tuple(self.earlier.divisors))
+        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.earlier.places), tuple(self.earlier.conditions))
+        outputs = replace(outputs, draws=self.draws.draws)
         return outputs
 
     def _acts(self) -> Iterator[Act]:
@@ -271,26 +278,79 @@ class OutputRecorder:
         """
         followed = set(self.followed_places)
         for item, table, name in self.put:
-            if self._is_shown(item, table):
-                continue
             before = self._before_of(table)
+            if self._is_shown(item, table):
+                was = own_of(before.get(name, ABSENT))
+                if any(isinstance(each, torch.Tensor) and any(each is other for other in constants) for each in tree.pieces(was)):
+                    self._follow_on(item, name, was, seen(item, table)[name], follower, constants)
+                continue
             if (id(item), name) not in followed and not follower.only_writes(item, name):
                 was = before.get(name, ABSENT if _is_of_variables(item) else static_attribute(type(item), name))
                 if _begins(was, seen(item, table)[name]):  # a place that is looked at before each step: later ones are captured anew
                     _put(seen(item, table), name, before.get(name, ABSENT))
                     continue
-                elsewhere = follower.leads_to(was) or any(now is was for at, other, _ in self.tables for now in seen(at, other).values())
-                if elsewhere or not any(was is each for each in constants) or not _may_follow(was, seen(item, table)[name]):
-                    raise StaleError(
-                        f"it reads {_called(item, name)}, which an earlier step has put there; a buffer that it writes with copy_ goes on "
-                        "from step to step"
-                    )
+                self._follow_on(item, name, was, seen(item, table)[name], follower, constants)
                 followed.add((id(item), name))
-                self.going_on[id(was)] = Position.of(item, name, _called(item, name), "its making")
             _put(seen(item, table), name, before.get(name, ABSENT))
+        for container in self.all():
+            if container.changes_itself:
+                self._go_on_within(container, follower, constants)
+        self.going_on |= self.draws.tensors
         changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.is_new)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
         return Beside(places, (*beside.followed, *changed))
+
+    def _follow_on(self, item: Any, name: str, was: Any, now: Any, follower: Follower, constants: Sequence[Any]) -> None:
+        """Raise StaleError where later steps would not find, what the program has read and put another in the place of, as it was."""
+        place = Position.of(item, name, _called(item, name), "its making")
+        if not self._goes_on(was, now, place, follower, constants):
+            raise StaleError(
+                f"it reads {place.text}, which an earlier step has put there; a buffer that it writes with copy_ goes on from step to step"
+            )
+
+    def _goes_on(self, was: Any, now: Any, place: Position, follower: Follower, constants: Sequence[Any], within: Any = None) -> bool:
+        """Whether each step may read what lies in a place then, tensors alone or in containers, and has put its like there."""
+        was = own_of(was)
+        if type(was) in (tuple, list, dict) and type(was) is type(now) and len(was) == len(now):
+            keys = list(was) if isinstance(was, dict) else range(len(was))
+            if isinstance(was, dict) and keys != list(now):
+                return False
+            pieces = (Position(key, f"{place.text}[{key!r}]", place.line, place.now) for key in keys)
+            return all(self._goes_on(was[each.name], now[each.name], each, follower, constants, was) for each in pieces)
+        if not isinstance(was, torch.Tensor):
+            return is_plain(was) and is_plain(now) and not differ(was, now)
+        used = any(was is each for each in constants)
+        self.going_on |= {id(was): place} if used else {}
+        return used and not self._lies_twice(was, follower, within) and (now is was or _may_follow(was, now))
+
+    def _lies_twice(self, was: torch.Tensor, follower: Follower, within: Any = None) -> bool:
+        """Whether a tensor that the program has found lies in another place, too; `within` a container that has it."""
+        tables = any(now is was for at, other, _ in self.tables for now in seen(at, other).values())
+        counts = (each.holds_before(was) - (each.original is within) for each in self.all())
+        return tables or any(count > 0 for count in counts) or follower.leads_to(was, but=within)
+
+    def _go_on_within(self, container: Container, follower: Follower, constants: Sequence[Any]) -> None:
+        """Of a container that the program changes each step reads the tensors that lie there then."""
+        for key, (was, line) in container.tensors.items():
+            place = Position(key, f"entry {key!r} of a {container.kind.__name__}", line, lambda: container.now)
+            now = container.lying_at(key)
+            if not any(was is each for each in constants):
+                continue  # it does not compute with it
+            if self._lies_twice(was, follower, container.original) or not now or not (now[0] is was or _may_follow(was, now[0])):
+                raise StaleError(
+                    f"at {line} it reads what other steps leave in {place.text} that it changes, and leaves a tensor of another shape "
+                    "there, or has that one in another place, too: write into it with copy_"
+                )
+            self.going_on[id(was)] = place
+
+    def refuse_decisions(self, readings: Iterable[Reading]) -> None:
+        """Raise StaleError for one that follows from a tensor that another one lies in the place of in each step."""
+        for reading in readings:
+            for step in reading.question.steps:
+                if isinstance(step, SlotLeaf) and id(step.constant) in self.going_on:
+                    place = self.going_on[id(step.constant)]
+                    what = f"{place.text}, which another step has put there" if isinstance(place, Position) else "an array that it draws"
+                    raise StaleError(f"at {reading.question.line} it decides on {what}")
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
@@ -327,6 +387,7 @@ class OutputRecorder:
     def forget(self) -> None:
         for container in self.all():
             container.forget()
+        self.draws.forget()
         for each in (self.log.events, self.tables, self.put):
             each.clear()
 
@@ -376,7 +437,7 @@ def _begins(was: Any, now: Any) -> bool:
     """Whether a first step puts a number, a tuple or a tensor where later ones go on with it."""
     if isinstance(now, torch.Tensor):
         return (is_plain(was) or was is ABSENT) and not now.requires_grad
-    return (is_number(now) or type(now) is tuple) and (was is None or was is ABSENT)
+    return (is_number(now) or type(now) in (tuple, list, dict)) and (was is None or was is ABSENT)
 
 
 def _may_follow(was: Any, now: Any) -> bool:

@@ -36,6 +36,7 @@ _USES = {
     "index": ("is a position or a size", "keep to sizes that follow from shapes, or index with a tensor"),
     "hash": ("is a key of a dictionary or a member of a set", "put it there after the step"),
 }
+_DECIDING = {"bool", "index", "int", "float"}  # of what earlier steps leave each step asks so much before it begins
 _ASKS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (float, int, operator.index, hash, str, format, repr)}
 _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
@@ -85,7 +86,7 @@ class EarlierNumbers:
     """What lies in all such places while a program is captured, and what of that may not be zero, as the program divides by it."""
 
     numbers: list[Any] = field(default_factory=list)
-    divisors: list[Recipe] = field(default_factory=list)
+    conditions: list[Recipe] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)  # that captures
     places: list[Sum] = field(default_factory=list)
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
@@ -95,11 +96,24 @@ class EarlierNumbers:
         """Whether a step asks what lies there, and not only the capture has."""
         return any(self.places[at] is place for at in (*self.inputs, *self.spoken))
 
+    def number(self, item: Term) -> EarlierNumber:
+        """One that follows from these, as one that lies there."""
+        again, places = recipe(item), tuple(self.places)
+        place = Sum(lambda: [again(iter(()), [each.now for each in places])], 0, ABSENT, (item.kind,))
+        return EarlierNumber(self, again(iter(()), self.numbers), place, item.refusals or [])
+
+    def decides(self, item: Term) -> Any:
+        """What one is that follows from these numbers alone, and that a program decides with: the same one in each of its steps."""
+        question = recipe(item)
+        answer = question(iter(()), self.numbers)
+        self.conditions.append(lambda results, before: question(results, before) == answer)
+        return answer
+
     def divides(self, item: Term) -> bool:
         """Whether one that follows from these numbers alone is not zero: each step looks again before it begins."""
         if not (divisor := recipe(item))(iter(()), self.numbers):
             return False
-        self.divisors.append(divisor)
+        self.conditions.append(divisor)
         return True
 
 
@@ -262,17 +276,17 @@ def _may_be_zero(item: Any) -> bool:
         largest_of = item.args if isinstance(item, NumberExpression) and _SPELLED.get(item.function) == "max" else ()
         if any(type(each) in (int, float) and each > 0 for each in largest_of):
             return False  # nor is nan
-        if (earlier := _earlier(item)) is not None:
+        if (earlier := earlier_of(item)) is not None:
             return not earlier.divides(item)
         return item.compare is None or not item.compare("ne", 0)
     return bool(item == 0)
 
 
-def _earlier(item: Any) -> EarlierNumbers | None:
+def earlier_of(item: Any) -> EarlierNumbers | None:
     """Where a number comes from that follows from earlier steps alone."""
     if isinstance(item, EarlierNumber) or not isinstance(item, NumberExpression) or results_in(item):
         return item.earlier if isinstance(item, EarlierNumber) else None
-    return next(filter(None, map(_earlier, item.args)), None)
+    return next(filter(None, map(earlier_of, item.args)), None)
 
 
 def in_program(op: str, *operands: Any) -> Any:
@@ -292,16 +306,18 @@ def _computed(item: NumberExpression) -> Any:
 def _power(*both: Any) -> Any:
     """Of what earlier steps leave it is looked at before a step begins whether there is one."""
     raised = NumberExpression(operator.pow, both, float if type(both[1]) is int and both[1] < 0 else None)
-    if (earlier := _earlier(raised)) is None:
+    if (earlier := earlier_of(raised)) is None:
         return _computed(raised)
     power = recipe(raised)
-    earlier.divisors.append(lambda results, before: [power(results, before)])
+    earlier.conditions.append(lambda results, before: [power(results, before)])
     return raised
 
 
 def _operand(item: Any) -> Any:
     if not isinstance(item, NumberExpression):
         return item if not isinstance(item, EarlierNumber) else emitters[-1].input(item)
+    if item.function not in _SPELLED and (earlier := earlier_of(item)) is not None:
+        return emitters[-1].input(earlier.number(item))
     name = _SPELLED.get(item.function) or _asked(item, item.function.__name__)
     return in_program(name, *item.args) if isinstance(name, str) else name
 
@@ -310,6 +326,8 @@ def _asked(item: Any, by: str = "") -> Any:
     """A number itself, where it can be had; it is a part of the program from here on. `by`: the name of what asks."""
     if not isinstance(item, Term):
         return item
+    if item.known is None and by in _DECIDING and (earlier := earlier_of(item)) is not None:
+        return earlier.decides(item)
     if item.known is None:
         use, instead = _USES.get(by, (f"is given to {by}()" if by else "is used", "compute with the tensor itself"))
         item.refuse(use=use, instead=instead)
@@ -332,6 +350,10 @@ def _rounded(self: Term, digits: Any = None) -> Any:
 def whole(function: Callable[[Any], int], item: Any) -> Any:
     """A whole number of one with a fraction. For nan and infinities there is none: then the program itself fails, as with `math.floor`."""
     if item.kind is bool:
+        return NumberExpression(function, (item,), int)
+    if item.kind is not int and (earlier := earlier_of(item)) is not None:
+        finite = recipe(item)
+        earlier.conditions.append(lambda results, before: math.isfinite(finite(results, before)))
         return NumberExpression(function, (item,), int)
     if item.kind is int or item.known is not None:
         return item if item.kind is int else function(_asked(item))

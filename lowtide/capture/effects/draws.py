@@ -1,0 +1,235 @@
+"""What a program draws from Python's `random` and from NumPy's: drawn anew for each step, right before it begins, in the same order.
+
+Numbers stand as terms, arrays as expressions that become tensors where the program computes with them. What it decides with them is asked
+of each step's own, as of all numbers that are there before a step begins.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.base.places import ABSENT, Sum
+from lowtide.capture.care.generators import drawn_in_each_step, numpys_functions
+from lowtide.capture.care.turns import replaced
+from lowtide.capture.effects.containers import LeavingError, without_stand_ins
+from lowtide.capture.effects.sums import EarlierNumber, EarlierNumbers, NumberExpression, Recipe, Term, earlier_of, recipe
+from lowtide.ir import tree
+
+_OF_PYTHON = (
+    "random", "uniform", "randint", "randrange", "getrandbits", "choice", "choices", "sample", "gauss", "normalvariate", "betavariate",
+    "triangular", "expovariate", "gammavariate", "lognormvariate", "shuffle",
+)  # fmt: skip
+_OPERATIONS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor",
+)  # fmt: skip
+_STATIC = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
+
+
+class HostDraws:
+    """The calls that draw, and what they give for the step that comes next."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], Any]] = []
+        self._drawn: list[Any] = []
+        self._after: list[tuple[Callable[[Any], object], Any]] = []
+
+    def add(self, call: Callable[[], Any], value: Any) -> Sum:
+        """One more, and what it has given."""
+        at = len(self._calls)
+        self._calls.append(call)
+        self._drawn.append(value)
+        return Sum(lambda: self._drawn, at, ABSENT, (type(value),))
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def ahead(self) -> None:
+        """Draw for the step that comes, and leave the generators as they are: it may be another program's step."""
+        before = [(put, state()) for state, put in _GENERATORS]
+        try:
+            for at, call in enumerate(self._calls):
+                self._drawn[at] = call()
+            self._after = [(put, state()) for state, put in _GENERATORS]
+        finally:
+            for put, state in before:
+                put(state)
+
+    def begin(self) -> None:
+        """The step begins: the generators go on."""
+        for put, state in self._after:
+            put(state)
+
+
+_GENERATORS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (random.getstate, random.setstate),
+    (partial(numpy.random.get_state, legacy=False), numpy.random.set_state),
+)
+
+
+class HostArray(NumberExpression):
+    """An array that follows from what is there before a step begins."""
+
+    __slots__ = ("draws", "example")
+
+    def __init__(self, draws: DrawRecorder, function: Callable[..., Any], args: tuple[Any, ...], example: Any) -> None:
+        super().__init__(function, args, numpy.ndarray)
+        self.draws, self.example = draws, example
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _STATIC or (name.startswith("__") and name != "__array__"):
+            return getattr(self.example, name)
+        if callable(getattr(self.example, name)):
+            return lambda *args, **options: self.draws.computed(_method, (name, self, *args), options)
+        return self.draws.computed(getattr, (self, name), {})
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[at] for at in range(len(self.example)))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.draws.computed(operator.getitem, (self, key), {})
+
+
+def _method(name: str, item: Any, *args: Any, **options: Any) -> Any:
+    return getattr(item, name)(*args, **options)
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+class DrawRecorder:
+    """Notes what a program under capture draws."""
+
+    def __init__(self, earlier: EarlierNumbers, refusals: list[Any]) -> None:
+        self.draws, self._earlier, self._refusals = HostDraws(), earlier, refusals
+        self.tensors: dict[int, Sum] = {}  # where arrays are found that stand as these tensors, by id
+        self._held: list[torch.Tensor] = []
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Draws of this thread are followed while this lasts."""
+        with ExitStack() as stack:
+            for name in _OF_PYTHON:
+                stack.enter_context(replaced(random, name, self._drawing if name != "shuffle" else self._shuffling))
+            for name in numpys_functions():
+                stack.enter_context(replaced(numpy.random, name, self._drawing if name != "shuffle" else self._shuffling))
+            stack.enter_context(replaced(torch, "from_numpy", self._from_numpy))
+            yield
+
+    def _drawing(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: self._draw(plain, args, options)
+
+    def _shuffling(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def shuffled(items: Any) -> Any:
+            copy = items.copy() if isinstance(items, numpy.ndarray) else list(items)
+            plain(copy)
+            return copy
+
+        def shuffling(items: Any) -> None:
+            items[:] = self._draw(shuffled, (items,), {})
+
+        return shuffling
+
+    def _draw(self, plain: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        again, places = self._recipe(plain, args, options), tuple(self._earlier.places)
+        call = lambda: _as_python(again(iter(()), [each.now for each in places]))  # noqa: E731
+        with drawn_in_each_step():
+            value = _as_python(again(iter(()), self._earlier.numbers))
+        return self._stands_for(value, self.draws.add(call, value))
+
+    def computed(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What a function makes of such arrays and numbers: each step calls it again."""
+        again = self._recipe(function, args, options)
+        places = tuple(self._earlier.places)
+        value = _as_python(again(iter(()), self._earlier.numbers))
+        now = lambda: [_as_python(again(iter(()), [each.now for each in places]))]  # noqa: E731
+        return self._stands_for(value, Sum(now, 0, ABSENT, (type(value),)))
+
+    def _stands_for(self, value: Any, place: Sum) -> Any:
+        number = EarlierNumber(self._earlier, value, place, self._refusals)
+        if type(value) in (int, float):
+            return number
+        if isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf":
+            return HostArray(self, _same, (number,), value)
+        if type(value) is list and value and all(type(each) in (int, float) for each in value):
+            return [self._stands_for(each, Sum(lambda: place.now, at, ABSENT, (type(each),))) for at, each in enumerate(value)]
+        return self._earlier.decides(number)
+
+    def _recipe(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Recipe:
+        """A call as a function of what is there before the step. Raises LeavingError for a number that only the step computes."""
+        leaves, rebuild = tree.flatten(without_stand_ins((args, options)))
+        for each in leaves:
+            if isinstance(each.value, torch.Tensor):
+                raise LeavingError(f"{function.__name__}() of NumPy's or Python's is given a tensor: draw a position, and index with it")
+            if isinstance(each.value, Term) and earlier_of(each.value) is None:
+                each.value.refuse(use=f"is given to {function.__name__}()")
+        parts = [recipe(each.value) for each in leaves]
+
+        def call(results: Iterator[Any], before: Sequence[Any]) -> Any:
+            args, options = tree.unflatten(rebuild, [part(results, before) for part in parts])
+            return function(*args, **options)
+
+        return call
+
+    def _from_numpy(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda item: self.tensor(item) if isinstance(item, HostArray) else plain(item)
+
+    def tensor(self, array: HostArray) -> torch.Tensor:
+        """The tensor that an array is to the program: an input of each step."""
+        again, places = recipe(array), tuple(self._earlier.places)
+        with _disable_current_modes():
+            tensor = torch.from_numpy(numpy.array(array.example))
+        now = lambda: [torch.from_numpy(numpy.array(again(iter(()), [each.now for each in places])))]  # noqa: E731
+        self.tensors[id(tensor)] = Sum(now, 0, ABSENT, (torch.Tensor,))
+        self._held.append(tensor)
+        return tensor
+
+    def forget(self) -> None:
+        self._held.clear()
+
+
+def _as_python(value: Any) -> Any:
+    """NumPy's single numbers as Python's."""
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]:
+    def operation(self: HostArray, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return function(*(other, self.draws.tensor(self)) if turned else (self.draws.tensor(self), other))
+        return self.draws.computed(function, (other, self) if turned else (self, other), {})
+
+    return operation
+
+
+for _name in _OPERATIONS:
+    for _turned in (False, True):
+        setattr(HostArray, f"__{'r' if _turned else ''}{_name.strip('_')}__", _operation(getattr(operator, _name), _turned))
+for _function in (operator.neg, operator.abs, operator.invert):
+    setattr(HostArray, f"__{_function.__name__}__", lambda self, function=_function: self.draws.computed(function, (self,), {}))
+
+
+def of_numpy(item: Any, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What a function of NumPy's makes of numbers and arrays that are there before the step."""
+    draws = next((each.draws for each in (item, *args) if isinstance(each, HostArray)), None) or recorders[-1]
+    return draws.computed(function, args, options)
+
+
+recorders: list[DrawRecorder] = []  # of the captures under way
+HostArray.__array_function__ = lambda self, function, types, args, options: of_numpy(self, function, args, options)  # type: ignore[attr-defined]
+HostArray.__array_ufunc__ = Term.__array_ufunc__ = lambda self, function, method, *args, **options: of_numpy(  # type: ignore[attr-defined]
+    self, getattr(function, method), args, options
+)
+Term.__array_function__ = HostArray.__array_function__  # type: ignore[attr-defined]
