@@ -387,6 +387,22 @@ def test_a_tensor_that_goes_on_may_not_decide() -> None:
         stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
 
 
+def test_what_is_met_twice_in_an_object_is_made_anew_too() -> None:
+    kept, model = list[Any](), Net()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        record, names = Place(), ["x"]
+        record.pair, record.own = (names, names), record
+        kept.append(record)
+        return square(model, x)
+
+    step = stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
+    for _ in range(3):
+        step()
+    assert len({id(each.own) for each in kept}) == len({id(each.pair[0]) for each in kept}) == 3
+    assert all(each.own is each and each.pair[0] is each.pair[1] for each in kept)
+
+
 def test_an_attribute_holds_the_array_of_the_last_step() -> None:
     model = Net()
 
