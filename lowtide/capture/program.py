@@ -131,6 +131,7 @@ def _captured(
             if leaving is not None:
                 beside = leaving.end(follower, beside, captured[-1].constants)
                 leaving.refuse_decisions(captured[-1].readings)
+                leaving.refuse_writes(captured[-1].graph, captured[-1].slots, captured[-1].constants)
                 captured = tuple(
                     replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured
                 )

@@ -289,11 +289,39 @@ def drawn_by_python(model: Net) -> tuple[Callable[..., Any], Any]:
     return loss, None
 
 
+def arrays_written_in_place(model: Net) -> tuple[Callable[..., Any], Any]:
+    kept: list[Any] = []
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        weights = same = np.random.rand(2)
+        weights *= 2
+        weights[0] = 0.5
+        np.random.shuffle(weights)
+        model.weights = weights
+        kept.append((same, model.weights is weights, weights.astype(np.float32).sum() / 3))
+        return square(model, x * torch.from_numpy(same).float().sum())
+
+    return loss, kept
+
+
+def many_arrays(model: Net) -> tuple[Callable[..., Any], Any]:
+    kept: list[Any] = []
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        noise = np.random.rand(3)
+        for _ in range(40):
+            noise = 0.5 * (noise + noise)
+        kept.append(noise)
+        return square(model, x + torch.as_tensor(noise, dtype=torch.float32))
+
+    return loss, kept
+
+
 @pytest.mark.parametrize(
     "make",
     [
         average_in_a_dictionary, average_over_items, average_replaced, summed_from_nothing, state_of_a_cell, newest_alone, shown_at_times,
-        drawn_by_numpy, drawn_by_python,
+        drawn_by_numpy, drawn_by_python, arrays_written_in_place, many_arrays,
     ],
 )  # fmt: skip
 def test_what_goes_on_from_step_to_step(make: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,4 +384,68 @@ def test_a_tensor_that_goes_on_may_not_decide() -> None:
         return value
 
     with pytest.raises(lowtide.CaptureError, match="it decides on entry 'mean' of a dict, which another step has put there"):
+        stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
+
+
+def test_what_is_met_twice_in_an_object_is_made_anew_too() -> None:
+    kept, model = list[Any](), Net()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        record, names = Place(), ["x"]
+        record.pair, record.own = (names, names), record
+        kept.append(record)
+        return square(model, x)
+
+    step = stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
+    for _ in range(3):
+        step()
+    assert len({id(each.own) for each in kept}) == len({id(each.pair[0]) for each in kept}) == 3
+    assert all(each.own is each and each.pair[0] is each.pair[1] for each in kept)
+
+
+def test_an_attribute_holds_the_array_of_the_last_step() -> None:
+    model = Net()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        model.weights = np.random.rand(2)
+        return square(model, x)
+
+    step = stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
+    for seed in range(3):
+        np.random.seed(seed)
+        step()
+        np.random.seed(seed)
+        assert type(model.weights) is np.ndarray
+        assert (model.weights == np.random.rand(2)).all()
+
+
+def sorted_in_place(array: Any) -> Any:
+    array.sort()
+    return array
+
+
+def written_by_a_function(array: Any) -> Any:
+    return np.multiply(array, 2, out=array)
+
+
+def with_a_view(array: Any) -> Any:
+    view = array[1:]
+    array *= 2
+    return view
+
+
+def written_by_torch(array: Any) -> Any:
+    torch.from_numpy(array).mul_(2)
+    return array
+
+
+@pytest.mark.parametrize("write", [sorted_in_place, written_by_a_function, with_a_view, written_by_torch])
+def test_writes_that_others_may_see_of_a_drawn_array_are_refused(write: Callable[[Any], Any]) -> None:
+    kept, model = list[Any](), Net()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        kept.append(write(np.random.rand(3)))
+        return square(model, x)
+
+    with pytest.raises(lowtide.CaptureError, match="writes into an array that it draws"):
         stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))

@@ -88,7 +88,7 @@ def is_plain(item: Any) -> bool:
 
 def is_constant(item: Any) -> bool:
     """Whether it is plain or fixed, or a small container of such, of no class of the user's but for tuples: one like it can be made."""
-    if isinstance(item, numpy.ndarray):
+    if issubclass(type(item), numpy.ndarray):  # `isinstance` is told so by what stands for an array that each step draws
         return bool(item.dtype != object)
     if not isinstance(item, tuple) and type(item) not in (list, dict, set, frozenset):
         return is_plain(item) or isinstance(item, _FIXED)

@@ -73,8 +73,7 @@ class StepOutputs:
 
     def holds(self) -> bool:
         """Whether the places are there, and hold what the program relies on."""
-        if self.draws:
-            self.draws.ahead()
+        self.draws.ahead()
         if not (all(container.holds() for container in self.relied_on) and all(each.holds() for each in self.sums)):
             return False
         before = self.before() if self.conditions else []

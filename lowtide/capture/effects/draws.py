@@ -21,7 +21,17 @@ from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.generators import drawn_in_each_step, numpys_functions
 from lowtide.capture.care.turns import replaced
 from lowtide.capture.effects.containers import LeavingError, without_stand_ins
-from lowtide.capture.effects.sums import EarlierNumber, EarlierNumbers, NumberExpression, Recipe, Term, earlier_of, recipe
+from lowtide.capture.effects.sums import (
+    EarlierNumber,
+    EarlierNumbers,
+    NumberExpression,
+    Recipe,
+    Term,
+    earlier_of,
+    numbers_in,
+    recipe,
+)
+from lowtide.capture.sources import users_line
 from lowtide.ir import tree
 
 _OF_PYTHON = (
@@ -31,6 +41,7 @@ _OF_PYTHON = (
 _OPERATIONS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor",
 )  # fmt: skip
+WRITES = "writes into an array that it draws, of which a view or a tensor may be in use: compute a new one (`x = x * 2`, `numpy.sort(x)`)"
 _STATIC = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
 
 
@@ -41,6 +52,7 @@ class HostDraws:
         self._calls: list[Callable[[], Any]] = []
         self._drawn: list[Any] = []
         self._after: list[tuple[Callable[[Any], object], Any]] = []
+        self._derived: dict[object, list[Any]] = {}
 
     def add(self, call: Callable[[], Any], value: Any) -> Sum:
         """One more, and what it has given."""
@@ -49,11 +61,22 @@ class HostDraws:
         self._drawn.append(value)
         return Sum(lambda: self._drawn, at, ABSENT, (type(value),))
 
-    def __bool__(self) -> bool:
-        return bool(self._calls)
+    def once(self, compute: Callable[[], Any]) -> Callable[[], list[Any]]:
+        """What follows from draws and numbers, computed once for each step, however often it is asked for."""
+        key = object()
+
+        def now() -> list[Any]:
+            if key not in self._derived:
+                self._derived[key] = [compute()]
+            return self._derived[key]
+
+        return now
 
     def ahead(self) -> None:
         """Draw for the step that comes, and leave the generators as they are: it may be another program's step."""
+        self._derived.clear()
+        if not self._calls:
+            return
         before = [(put, state()) for state, put in _GENERATORS]
         try:
             for at, call in enumerate(self._calls):
@@ -78,11 +101,11 @@ _GENERATORS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 class HostArray(NumberExpression):
     """An array that follows from what is there before a step begins."""
 
-    __slots__ = ("draws", "example")
+    __slots__ = ("draws", "example", "is_shared")
 
     def __init__(self, draws: DrawRecorder, function: Callable[..., Any], args: tuple[Any, ...], example: Any) -> None:
         super().__init__(function, args, numpy.ndarray)
-        self.draws, self.example = draws, example
+        self.draws, self.example, self.is_shared = draws, example, False
 
     def __getattr__(self, name: str) -> Any:
         if name in _STATIC or (name.startswith("__") and name != "__array__"):
@@ -99,6 +122,28 @@ class HostArray(NumberExpression):
 
     def __getitem__(self, key: Any) -> Any:
         return self.draws.computed(operator.getitem, (self, key), {})
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        self.become(self.draws.computed(_with_item, (self, key, item), {}))
+
+    def __copy__(self, *memo: Any) -> HostArray:
+        copied: HostArray = self.copy()
+        return copied
+
+    __deepcopy__ = __copy__
+
+    def become(self, other: HostArray) -> HostArray:
+        """It is written in place. Raises LeavingError where another array, or a tensor, may lie in the same memory."""
+        if self.is_shared:
+            raise LeavingError(f"at {users_line()} it {WRITES}")
+        self.function, self.args = other.function, other.args
+        return self
+
+
+def _with_item(array: Any, key: Any, item: Any) -> Any:
+    copied = array.copy()
+    copied[key] = item
+    return copied
 
 
 def _method(name: str, item: Any, *args: Any, **options: Any) -> Any:
@@ -143,25 +188,30 @@ class DrawRecorder:
         return shuffling
 
     def _draw(self, plain: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        again, places = self._recipe(plain, args, options), tuple(self._earlier.places)
-        call = lambda: _as_python(again(iter(()), [each.now for each in places]))  # noqa: E731
+        again, before = self._recipe(plain, args, options), _Before(self._earlier.places)
+        call = lambda: _as_python(again(iter(()), before))  # noqa: E731
         with drawn_in_each_step():
             value = _as_python(again(iter(()), self._earlier.numbers))
         return self._stands_for(value, self.draws.add(call, value))
 
     def computed(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a function makes of such arrays and numbers: each step calls it again."""
-        again = self._recipe(function, args, options)
-        places = tuple(self._earlier.places)
-        value = _as_python(again(iter(()), self._earlier.numbers))
-        now = lambda: [_as_python(again(iter(()), [each.now for each in places]))]  # noqa: E731
-        return self._stands_for(value, Sum(now, 0, ABSENT, (type(value),)))
+        again, before = self._recipe(function, args, options), _Before(self._earlier.places)
+        given: list[Any] = []
+        value = _as_python(self._recipe(partial(_reading, function, given), args, options)(iter(()), self._earlier.numbers))
+        now = self.draws.once(lambda: _as_python(again(iter(()), before)))
+        result = self._stands_for(value, Sum(now, 0, ABSENT, (type(value),)))
+        if isinstance(value, numpy.ndarray) and any(numpy.may_share_memory(value, each) for each in given):
+            for each in (result, *numbers_in((*args, *options.values()))):
+                if isinstance(each, HostArray):
+                    each.is_shared = True
+        return result
 
     def _stands_for(self, value: Any, place: Sum) -> Any:
         number = EarlierNumber(self._earlier, value, place, self._refusals)
         if type(value) in (int, float):
             return number
-        if isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf":
+        if isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in "biuf":
             return HostArray(self, _same, (number,), value)
         if type(value) is list and value and all(type(each) in (int, float) for each in value):
             return [self._stands_for(each, Sum(lambda: place.now, at, ABSENT, (type(each),))) for at, each in enumerate(value)]
@@ -188,10 +238,10 @@ class DrawRecorder:
 
     def tensor(self, array: HostArray) -> torch.Tensor:
         """The tensor that an array is to the program: an input of each step."""
-        again, places = recipe(array), tuple(self._earlier.places)
+        again, before, array.is_shared = recipe(array), _Before(self._earlier.places), True
         with _disable_current_modes():
             tensor = torch.from_numpy(numpy.array(array.example))
-        now = lambda: [torch.from_numpy(numpy.array(again(iter(()), [each.now for each in places])))]  # noqa: E731
+        now = lambda: [torch.from_numpy(numpy.array(again(iter(()), before)))]  # noqa: E731
         self.tensors[id(tensor)] = Sum(now, 0, ABSENT, (torch.Tensor,))
         self._held.append(tensor)
         return tensor
@@ -200,9 +250,39 @@ class DrawRecorder:
         self._held.clear()
 
 
+class _Before(Sequence[Any]):
+    """What lies in places when a step begins: looked at where it is asked for."""
+
+    def __init__(self, places: Sequence[Sum]) -> None:
+        self._places = tuple(places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._places[at].now
+
+
+def _reading(function: Callable[..., Any], given: list[Any], *args: Any, **options: Any) -> Any:
+    """Call it with arrays that it cannot write, whatever lies in them. Raises LeavingError where it tries."""
+    leaves, rebuild = tree.flatten((args, options))
+    items = [each.value.view() if isinstance(each.value, numpy.ndarray) else each.value for each in leaves]
+    for each in items:
+        if isinstance(each, numpy.ndarray):
+            each.flags.writeable = False
+            given.append(each)
+    args, options = tree.unflatten(rebuild, items)
+    try:
+        return function(*args, **options)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise LeavingError(f"{getattr(function, '__name__', 'a function')}() at {users_line()} {WRITES}") from None
+
+
 def _as_python(value: Any) -> Any:
-    """NumPy's single numbers as Python's."""
-    return value.item() if isinstance(value, numpy.generic) else value
+    """NumPy's single numbers as Python's, but for those that compute otherwise."""
+    return value.item() if isinstance(value, numpy.generic) and value.dtype.char in "dlq?" else value
 
 
 def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]:
@@ -217,6 +297,15 @@ def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]
 for _name in _OPERATIONS:
     for _turned in (False, True):
         setattr(HostArray, f"__{'r' if _turned else ''}{_name.strip('_')}__", _operation(getattr(operator, _name), _turned))
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    written = lambda one, two: function(one.copy(), two)  # noqa: E731
+    return lambda self, other: self.become(self.draws.computed(written, (self, other), {}))
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"):
+    setattr(HostArray, f"__{_name}__", _in_place(getattr(operator, _name)))
 for _function in (operator.neg, operator.abs, operator.invert):
     setattr(HostArray, f"__{_function.__name__}__", lambda self, function=_function: self.draws.computed(function, (self,), {}))
 

@@ -57,7 +57,7 @@ def resolved(before: Any, now: Any) -> tuple[Any, str]:
     while waiting:
         one, two = waiting.pop()
         if one is two or (id(one), id(two)) in met:
-            if not is_plain(two):
+            if one is two and not is_plain(two):
                 shared[id(two)] = two
             continue
         met.add((id(one), id(two)))

@@ -30,12 +30,13 @@ from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
 from lowtide.capture.effects.code import is_read, rewrite
 from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in, own_of
-from lowtide.capture.effects.draws import DrawRecorder, recorders
+from lowtide.capture.effects.draws import WRITES, DrawRecorder, recorders
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
+from lowtide.ir.graph import Graph, Slot
 
 Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
@@ -351,6 +352,14 @@ class OutputRecorder:
                     place = self.going_on[id(step.constant)]
                     what = f"{place.text}, which another step has put there" if isinstance(place, Position) else "an array that it draws"
                     raise StaleError(f"at {reading.question.line} it decides on {what}")
+
+    def refuse_writes(self, graph: Graph, slots: Iterable[Slot], constants: Sequence[Any]) -> None:
+        """Raise StaleError where the program writes into a tensor that lies, in eager, in the memory of an array that it draws."""
+        written = {before.storage for node in graph.nodes for before, _ in node.writes}
+        for value, slot in zip(graph.inputs, slots, strict=True):
+            of_array = slot.table == "constant" and id(constants[int(slot.path[0])]) in self.draws.tensors
+            if of_array and value.storage in written:
+                raise StaleError(f"it {WRITES}; or write into a copy (`torch.tensor(x)`)")
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
