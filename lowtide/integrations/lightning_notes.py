@@ -47,6 +47,10 @@ class UnknownValue:
             raise AttributeError(name)
         self._refuse()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What each step leaves somewhere is copied, if the program makes it anew."""
+        raise CaptureError(self._why.format("a list, an attribute or the like, where it stays"))
+
 
 for _name in ("bool", "float", "int", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "format", "str", "repr", "neg", "add", "radd",
               "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "rmod", "pow", "rpow", "iter",

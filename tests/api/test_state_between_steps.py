@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.api import optimize as optimizing
-from lowtide.api import variant
+from lowtide.api import arguments, variant
 from lowtide.cost.presets import preset
 from lowtide.errors import BudgetError
 from lowtide.ir.graph import Kind
@@ -37,8 +36,8 @@ def late(monkeypatch):
     """The CPU as a device whose memory is not the host's."""
     memory = StreamedMemory(LateStreams())
     monkeypatch.setattr(variant, "host_memory", lambda device: memory)
-    monkeypatch.setattr(optimizing, "lies_on_host", lambda *given: True)
-    monkeypatch.setattr(optimizing, "warn_of_nowhere_to_swap", lambda *given: None)
+    monkeypatch.setattr(arguments, "lies_on_host", lambda *given: True)
+    monkeypatch.setattr(arguments, "warn_of_nowhere_to_swap", lambda *given: None)
     return memory
 
 

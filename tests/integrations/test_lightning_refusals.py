@@ -95,7 +95,7 @@ class Counted(Net):
             r"uses the value of a metric at .*functional",
         ),
         ({"training_step": doing(lambda self, loss, at: self.mean(loss))}, r"returns batch_idx or the value of a metric"),
-        ({"training_step": doing(lambda self, loss, at: SEEN.append(at))}, r"a list that it reaches had . items"),
+        ({"training_step": doing(lambda self, loss, at: SEEN.append(at))}, r"uses batch_idx at a list, .*where it stays"),
         ({"training_step": doing(lambda self, loss, at: {"loss": loss, "at": at})}, r"value of a metric in \['at'\]"),
         ({"training_step": doing(lambda self, loss, at: self.log("m", self.hidden[0]))}, r"no attribute of the module"),
         ({"training_step": doing(lambda self, loss, at: self.trainer.save_checkpoint("x"))}, r"calls trainer.save_checkpoint at .*once"),

@@ -175,6 +175,9 @@ PLACES = {"a loop": in_a_loop, "compute_loss": in_a_trainer, "training_step": in
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_remedy_trains_where_the_user_is(kind: str, place: str, tmp_path: Path) -> None:
+    if (kind, place) == ("an average in a dictionary", "a loop"):  # where it goes on from step to step
+        PLACES[place](KINDS[kind].refused, tmp_path)
+        return
     with pytest.raises(lowtide.CaptureError, match=KINDS[kind].sentence) as told:
         PLACES[place](KINDS[kind].refused, tmp_path)
     if "loss()" in str(told.value) and place != "a loop":

@@ -24,6 +24,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 import zlib
 from collections.abc import Container, Iterator
 from contextlib import suppress
@@ -99,9 +100,16 @@ def is_put(item: Any) -> bool:
     """Whether each step can put it where it lies: a program has not computed it, and no capture has made it."""
     if item is ABSENT or is_constant(item):
         return item is not ABSENT
+    if isinstance(item, list) and any(map(_refers_to_tensor, item)):
+        return False  # as torch's RNNs keep them of their weights: a step's are those that lie there
     function = item.func if isinstance(item, functools.partial) else item
     stands_in = isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(_OWN)
     return not (stands_in or is_number(item)) and (is_stand_in(item) or not holds_fakes(item))
+
+
+def _refers_to_tensor(item: Any) -> bool:
+    """Whether it is a weak reference to a tensor, or to one that was."""
+    return type(item) is weakref.ref and (item() is None or isinstance(item(), torch.Tensor))
 
 
 def differ(old: Any, new: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,6 +16,7 @@ from typing import Any
 import numpy
 
 from lowtide.capture.care.contents import CONTAINERS, differ, is_constant, is_iterator, is_plain, pieces
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 _OPEN = (list, dict, set, numpy.ndarray)  # constants that may be written later, so that it matters whose they are
@@ -56,8 +58,9 @@ def resolved(before: Any, now: Any) -> tuple[Any, str]:
     waiting, met = [(before, now)], set[tuple[int, int]]()
     while waiting:
         one, two = waiting.pop()
-        if one is two or (id(one), id(two)) in met:
-            if one is two and not is_plain(two):
+        same = one is two or _same_referent(one, two)
+        if same or (id(one), id(two)) in met:
+            if same and not is_plain(two):
                 shared[id(two)] = two
             continue
         met.add((id(one), id(two)))
@@ -76,6 +79,11 @@ def resolved(before: Any, now: Any) -> tuple[Any, str]:
     except Exception as error:  # of whatever class it is
         raise UnlikeError(f"a {type(now).__name__} that cannot be copied ({error})") from None
     return anew, anew.words
+
+
+def _same_referent(one: Any, two: Any) -> bool:
+    """Whether both are weak references to one object, which Python may or may not make one reference of."""
+    return type(one) is type(two) is weakref.ref and one() is two() is not None and one.__callback__ is two.__callback__ is None
 
 
 def _within(item: Any) -> Iterator[Any]:
@@ -106,6 +114,8 @@ def _within(item: Any) -> Iterator[Any]:
 def _reduced(item: Any) -> Iterator[Any]:
     try:
         yield from item.__reduce_ex__(4)
+    except CaptureError:  # one of ours says more
+        raise
     except Exception:  # of whatever class it is
         raise UnlikeError(f"a {type(item).__name__} that it makes each time") from None
 
