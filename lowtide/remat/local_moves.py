@@ -90,6 +90,7 @@ def _annealed(sequence: Any, rule: Any, draws: Any, facts: Any, order: Any) -> A
         if gone < 0 and length == 0:
             continue
         node = time.node[time.slots[gone]] if gone >= 0 else -1
+        is_first = gone >= 0 and time.first[node] == time.slots[gone]
         more_us = -facts.cost_us[node] if gone >= 0 else 0.0
         for each in range(length):
             more_us += facts.cost_us[chain[each]]
@@ -103,7 +104,7 @@ def _annealed(sequence: Any, rule: Any, draws: Any, facts: Any, order: Any) -> A
         for each in range(length):
             put_in(chain[each], target + each, time, facts)
         taken = _is_taken(more_us + price * (time.sums[2] - over), heat, draw)
-        if taken and draw[0] < _REORDER:
+        if taken and is_first:  # what it writes over is not to be read again behind it
             taken = _all_may_repeat(min(gone, target), max(gone, target), time, facts)
         if taken:
             cost_us += more_us
