@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -73,20 +73,42 @@ def test_the_same_draws_give_the_same_sequence() -> None:
     assert one.tolist() == other.tolist()
 
 
-def layered(count: int) -> RematProblem:
-    """A random graph in which each node reads several before it, near and far, so that what goes is dear to make again."""
+def test_nothing_runs_again_behind_what_writes_over_what_it_reads() -> None:
+    """Also where first runs move while the limit is kept, so that a writer could pass by."""
+    problem = layered(60, writers=30)
+    order, repeated = in_order(problem), 0
+    for seed, share in product(range(4), (80, 90, 99)):
+        limit_bytes = price_of(problem, order)[0] * share // 100
+        found = LocalMoves(20_000).improved(problem, order, limit_bytes, np.random.default_rng(seed))
+        if found is None:
+            continue
+        first = {int(node): place for place, node in reversed([*enumerate(found)])}
+        for place, node in enumerate(found.tolist()):
+            over = problem.limits.ids[problem.limits.ptr[node] : problem.limits.ptr[node + 1]].tolist()
+            assert all(place < first[each] for each in over)
+            repeated += place > first[node]
+    assert repeated > 10
+
+
+def layered(count: int, writers: int = 0) -> RematProblem:
+    """A random graph in which each node reads several before it, near and far, so that what goes is dear to make again.
+
+    Behind them so many nodes that write over what one of them reads, and wait for its first run alone.
+    """
     rng = random.Random(0)
     reads: list[tuple[int, ...]] = [()]
     for node in range(1, count):
         reads.append(tuple({rng.randint(max(0, node - 40), node - 1) for _ in range(rng.randint(2, 6))}))
     tasks = [Task(str(node), (node,), reads[node]) for node in range(count)]
+    over = [rng.randrange(count) for _ in range(writers)]
+    tasks += [Task(f"over {node}", after=(node,)) for node in over]
     base = OrderProblem.of([rng.randint(1, 800) for _ in range(count)], tasks)
     return RematProblem(
         problem=base,
-        cost_us=np.array([float(rng.randint(1, 1000)) for _ in range(count)]),
-        is_view=np.zeros(count, np.bool_),
-        repeatable=np.ones(count, np.bool_),
-        limits=rows_of([()] * count),
+        cost_us=np.array([float(rng.randint(1, 1000)) for _ in tasks]),
+        is_view=np.zeros(len(tasks), np.bool_),
+        repeatable=np.arange(len(tasks)) < count,
+        limits=rows_of([[count + place for place, each in enumerate(over) if each == node] for node in range(len(tasks))]),
     )
 
 
