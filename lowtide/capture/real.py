@@ -11,8 +11,7 @@ is known, the fake is believed, but for operators that the table of `ir.operator
 What fake kernels have said is remembered by how their arguments look: most operators of a program are called alike many times. torch
 remembers as well, at ten times the price: it goes over all that a fake tensor can be. Remembered here is what plain tensors of known sizes
 give: new dense results on storages of their own, a view of the first argument, or that argument, which was written. All else is asked
-again. In calls over lists each tensor of a list counts so. What is known of
-tensors' data, of optimizers' counts mostly, is computed with.
+again. In calls over lists each tensor of a list counts so. What is known of tensors' data, of optimizers' counts mostly, is computed with.
 """
 
 from __future__ import annotations
