@@ -27,7 +27,10 @@ _SINCE = {
     "magis_micro": "inner dimensions are cut as well, and results of loops may lie where arguments lay",
     "in_parts": "results of loops may lie where arguments lay, the search goes down in wide steps first, and the last column, which is "
     "over the same program with nothing computed again, will be over no limit",
-    "planning_time": "the search goes down in wide steps first, and uses two threads where a problem is large",
+    "planning_time": "the search goes down in wide steps first, and uses two threads where a problem is large, and looks "
+    "at more limits near the least memory, which takes longer",
+    "stability": "the search looks at more limits near the least memory",
+    "compiled": "kernels of many regions are compiled as one library, which takes half the processor time when nothing is cached",
     "ago_tuning": _PRODUCTS,
     "ago_compiling": "the code that makes kernels has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",
     "ago_memory": "weights that torch's operators read are promised as well, most of all of bert_tiny, and the code that makes kernels has "
