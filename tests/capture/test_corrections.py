@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.capture.real import corrected, kernel
+from lowtide.capture.corrections import corrected, kernel
 
 NORM = torch.ops.aten.native_batch_norm.default
 HALF, FULL = torch.bfloat16, torch.float32

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
+from lowtide.capture.corrections import kernel
 from lowtide.capture.formulas import as_eager
-from lowtide.capture.real import kernel
 from tests.training import check, differences
 
 MASK = torch.tensor([[True, False, True, True], [False, False, True, False], [True, True, False, True]])

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 import lowtide
 from bench.device_calls import recorded
-from lowtide.capture.real import corrected, kernel
+from lowtide.capture.corrections import corrected, kernel
 from lowtide.ir.result_specs import pieces_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
