@@ -129,12 +129,9 @@ def _captured(
             follower.refuse_moved()
             beside, memos = follower.places(), follower.memos(() if leaving is None else leaving.followed_places)
             if leaving is not None:
-                beside = leaving.end(follower, beside, captured[-1].constants)
-                leaving.refuse_decisions(captured[-1].readings)
-                leaving.refuse_writes(captured[-1].graph, captured[-1].slots, captured[-1].constants)
-                captured = tuple(
-                    replace(each, constants=tuple(leaving.going_on.get(id(it), it) for it in each.constants)) for each in captured
-                )
+                beside, going_on = leaving.end(follower, beside, captured[-1].constants)
+                going_on.refuse_uses(captured[-1].readings, captured[-1].graph, captured[-1].slots)
+                captured = tuple(replace(each, constants=going_on.found_in(each.constants)) for each in captured)
             objects = follower.objects_in(models[0], captured[-1].read)
             captured = tuple(replace(each, read=each.read - objects.keys()) for each in captured)
             beside = replace(beside, places=(*beside.places, *objects.values()))

@@ -21,22 +21,21 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, LENGTH, Beside, Position, Sum, entry, referred, static_attribute
+from lowtide.base.places import ABSENT, LENGTH, Beside, Sum, entry, referred, static_attribute
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import listed, module_views, seen, undoing
-from lowtide.capture.data.facts import Reading, SlotLeaf
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
 from lowtide.capture.effects.code import is_read, rewrite
 from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in, own_of
-from lowtide.capture.effects.draws import WRITES, DrawRecorder, recorders
+from lowtide.capture.effects.draws import DrawRecorder, recorders
+from lowtide.capture.effects.going_on import GoingOn
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
-from lowtide.ir.graph import Graph, Slot
 
 Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
@@ -54,7 +53,6 @@ class OutputRecorder:
         self.refusals: list[Any] = []
         self.draws = DrawRecorder(self.earlier, self.refusals)
         self.own: frozenset[int] = frozenset()  # the model's modules by id, whose tensors the trace looks after
-        self.going_on: dict[int, Position | Sum] = {}  # where tensors lie, by id, that the program reads and puts others in the places of
         self.emptied: set[Key] = set()  # variables that the program sets: to read one before raises Python's NameError
         self.befores: list[weakref.ref[Number]] = []  # in their places
         self.counted: dict[Key, CountedPlace] = {}  # what the program has changed
@@ -262,8 +260,7 @@ class OutputRecorder:
         """How to do it again, without anything of the capture in it."""
         relied = tuple(container for container in self.all() if container.changes)
         outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.earlier.places), tuple(self.earlier.conditions))
-        outputs = replace(outputs, draws=self.draws.draws)
-        return outputs
+        return replace(outputs, draws=self.draws.draws)
 
     def _acts(self) -> Iterator[Act]:
         """What is put where: a number or text that lies in a variable already is not seen there."""
@@ -272,94 +269,32 @@ class OutputRecorder:
         for item, table, name in self.put:
             yield seen(item, table)[name], functools.partial(table.__setitem__, name), name, _is_of_variables(item)
 
-    def end(self, follower: Follower, beside: Beside, constants: Sequence[Any]) -> Beside:
+    def end(self, follower: Follower, beside: Beside, constants: Sequence[Any]) -> tuple[Beside, GoingOn]:
         """Take back what the program has put into attributes. What is looked at before each step is not what the steps change.
 
         `constants`: the tensors of the caller's that the program has computed with.
         """
-        followed = set(self.followed_places)
+        followed, containers = set(self.followed_places), self.all()
+        going_on = GoingOn(follower, constants, [(item, table) for item, table, _ in self.tables], containers)
         for item, table, name in self.put:
-            before = self._before_of(table)
+            before, entries = self._before_of(table), seen(item, table)
             if self._is_shown(item, table):
-                was = own_of(before.get(name, ABSENT))
-                if any(isinstance(each, torch.Tensor) and any(each is other for other in constants) for each in tree.pieces(was)):
-                    self._follow_on(item, name, was, seen(item, table)[name], follower, constants)
+                if going_on.uses(was := own_of(before.get(name, ABSENT))):
+                    going_on.follow(item, name, _called(item, name), was, entries[name])
                 continue
             if (id(item), name) not in followed and not follower.only_writes(item, name):
                 was = before.get(name, ABSENT if _is_of_variables(item) else static_attribute(type(item), name))
-                if _begins(was, seen(item, table)[name]):  # a place that is looked at before each step: later ones are captured anew
-                    _put(seen(item, table), name, before.get(name, ABSENT))
-                    continue
-                self._follow_on(item, name, was, seen(item, table)[name], follower, constants)
-                followed.add((id(item), name))
-            _put(seen(item, table), name, before.get(name, ABSENT))
-        for container in self.all():
+                if not _begins(was, entries[name]):  # else a place that is looked at before each step: later ones are captured anew
+                    going_on.follow(item, name, _called(item, name), was, entries[name])
+                    followed.add((id(item), name))
+            _put(entries, name, before.get(name, ABSENT))
+        for container in containers:
             if container.changes_itself:
-                self._go_on_within(container, follower, constants)
-        self.going_on |= self.draws.tensors
-        changed = tuple(referred(each.original) for each in self.all() if each.changes_itself and not each.is_new)
+                going_on.follow_within(container)
+        going_on.places |= self.draws.tensors
+        changed = tuple(referred(each.original) for each in containers if each.changes_itself and not each.is_new)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
-        return Beside(places, (*beside.followed, *changed))
-
-    def _follow_on(self, item: Any, name: str, was: Any, now: Any, follower: Follower, constants: Sequence[Any]) -> None:
-        """Raise StaleError where later steps would not find, what the program has read and put another in the place of, as it was."""
-        place = Position.of(item, name, _called(item, name), "its making")
-        if not self._goes_on(was, now, place, follower, constants):
-            raise StaleError(
-                f"it reads {place.text}, which an earlier step has put there; a buffer that it writes with copy_ goes on from step to step"
-            )
-
-    def _goes_on(self, was: Any, now: Any, place: Position, follower: Follower, constants: Sequence[Any], within: Any = None) -> bool:
-        """Whether each step may read what lies in a place then, tensors alone or in containers, and has put its like there."""
-        was = own_of(was)
-        if type(was) in (tuple, list, dict) and type(was) is type(now) and len(was) == len(now):
-            keys = list(was) if isinstance(was, dict) else range(len(was))
-            if isinstance(was, dict) and keys != list(now):
-                return False
-            pieces = (Position(key, f"{place.text}[{key!r}]", place.line, place.now) for key in keys)
-            return all(self._goes_on(was[each.name], now[each.name], each, follower, constants, was) for each in pieces)
-        if not isinstance(was, torch.Tensor):
-            return is_plain(was) and is_plain(now) and not differ(was, now)
-        used = any(was is each for each in constants)
-        self.going_on |= {id(was): place} if used else {}
-        return used and not self._lies_twice(was, follower, within) and (now is was or _may_follow(was, now))
-
-    def _lies_twice(self, was: torch.Tensor, follower: Follower, within: Any = None) -> bool:
-        """Whether a tensor that the program has found lies in another place, too; `within` a container that has it."""
-        tables = any(now is was for at, other, _ in self.tables for now in seen(at, other).values())
-        counts = (each.holds_before(was) - (each.original is within) for each in self.all())
-        return tables or any(count > 0 for count in counts) or follower.leads_to(was, but=within)
-
-    def _go_on_within(self, container: Container, follower: Follower, constants: Sequence[Any]) -> None:
-        """Of a container that the program changes each step reads the tensors that lie there then."""
-        for key, (was, line) in container.tensors.items():
-            place = Position(key, f"entry {key!r} of a {container.kind.__name__}", line, lambda: container.now)
-            now = container.lying_at(key)
-            if not any(was is each for each in constants):
-                continue  # it does not compute with it
-            if self._lies_twice(was, follower, container.original) or not now or not (now[0] is was or _may_follow(was, now[0])):
-                raise StaleError(
-                    f"at {line} it reads what other steps leave in {place.text} that it changes, and leaves a tensor of another shape "
-                    "there, or has that one in another place, too: write into it with copy_"
-                )
-            self.going_on[id(was)] = place
-
-    def refuse_decisions(self, readings: Iterable[Reading]) -> None:
-        """Raise StaleError for one that follows from a tensor that another one lies in the place of in each step."""
-        for reading in readings:
-            for step in reading.question.steps:
-                if isinstance(step, SlotLeaf) and id(step.constant) in self.going_on:
-                    place = self.going_on[id(step.constant)]
-                    what = f"{place.text}, which another step has put there" if isinstance(place, Position) else "an array that it draws"
-                    raise StaleError(f"at {reading.question.line} it decides on {what}")
-
-    def refuse_writes(self, graph: Graph, slots: Iterable[Slot], constants: Sequence[Any]) -> None:
-        """Raise StaleError where the program writes into a tensor that lies, in eager, in the memory of an array that it draws."""
-        written = {before.storage for node in graph.nodes for before, _ in node.writes}
-        for value, slot in zip(graph.inputs, slots, strict=True):
-            of_array = slot.table == "constant" and id(constants[int(slot.path[0])]) in self.draws.tensors
-            if of_array and value.storage in written:
-                raise StaleError(f"it {WRITES}; or write into a copy (`torch.tensor(x)`)")
+        return Beside(places, (*beside.followed, *changed)), going_on
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
@@ -447,19 +382,6 @@ def _begins(was: Any, now: Any) -> bool:
     if isinstance(now, torch.Tensor):
         return (is_plain(was) or was is ABSENT) and not now.requires_grad
     return (is_number(now) or type(now) in (tuple, list, dict)) and (was is None or was is ABSENT)
-
-
-def _may_follow(was: Any, now: Any) -> bool:
-    """Whether the next step reads a tensor as this one has read the one before."""
-    if (
-        type(was) is not torch.Tensor
-        or type(now) is not FakeTensor
-        or isinstance(now, nn.Parameter)
-        or was.requires_grad
-        or now.requires_grad
-    ):
-        return False
-    return (was.shape, was.stride(), was.dtype, was.device) == (now.shape, now.stride(), now.dtype, now.device)
 
 
 def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
