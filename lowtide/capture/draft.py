@@ -21,7 +21,7 @@ from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.care.generators import is_default, which
 from lowtide.capture.care.instances import lies_in_array
 from lowtide.capture.data.batch_counts import BatchCounts
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sizes.numbers import fraction_of
 from lowtide.capture.sizes.symbols import Symbols, size_of
 from lowtide.capture.sources import Sources, users_line

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
 from lowtide.capture.care.turns import ModuleViews, undoing
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError

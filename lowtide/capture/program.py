@@ -30,9 +30,9 @@ from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
-from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
 from lowtide.capture.optimizers.scalars import UndecidedError

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from lowtide.capture.blocks import dtype_name
 from lowtide.capture.care.instances import PACKAGE_FOLDER
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

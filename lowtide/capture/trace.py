@@ -33,10 +33,10 @@ from lowtide.capture.data.facts import Reader, Reading
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.actions import NOTHING_LEFT, StepOutputs
 from lowtide.capture.effects.calls import NumberOperands
-from lowtide.capture.effects.containers import original
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder
+from lowtide.capture.effects.stand_ins import original
 from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager

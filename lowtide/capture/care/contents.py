@@ -36,7 +36,7 @@ import torch
 
 from lowtide.base.places import ABSENT, Position, attributes, is_slot, static_attribute
 from lowtide.capture.care.writes import refuse
-from lowtide.capture.effects.containers import is_stand_in
+from lowtide.capture.effects.stand_ins import is_stand_in
 from lowtide.capture.results import holds_fakes, is_number
 from lowtide.capture.sources import is_library, users_line
 from lowtide.errors import CaptureError

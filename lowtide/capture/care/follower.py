@@ -46,8 +46,8 @@ from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, not
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
 from lowtide.capture.effects.code import IMPORT, assigned, codes, named
-from lowtide.capture.effects.containers import LeavingError, is_stand_in, own_of
 from lowtide.capture.effects.flags import Memo
+from lowtide.capture.effects.stand_ins import LeavingError, is_stand_in, own_of
 from lowtide.capture.sources import is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.kernels.optimizers import each_of

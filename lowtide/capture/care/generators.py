@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.care.turns import during, listed, placed, undoing
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node, Value

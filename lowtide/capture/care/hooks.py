@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.base.messages import warn
 from lowtide.capture.care.turns import for_this_thread, placed, replaced, undoing
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import noted
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.fakes import FakeModel, ModuleTensors
 from lowtide.capture.sources import Sources, is_torchs, is_users, users_line
 from lowtide.errors import CaptureError

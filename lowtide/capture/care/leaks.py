@@ -15,7 +15,7 @@ from lowtide.base.process import look_at_all
 from lowtide.capture.blocks import address
 from lowtide.capture.care.answers import WITHIN_ANSWERS, forget_repeated
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
 

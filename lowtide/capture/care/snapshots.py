@@ -20,8 +20,8 @@ from lowtide.base.places import ABSENT
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.reads import HOOKS, AttributeReads, refusal
 from lowtide.capture.draft import Draft
-from lowtide.capture.effects.containers import LeavingError
 from lowtide.capture.effects.outputs import is_followed
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.results import holds_fakes, is_number
 from lowtide.ir.graph import Kind, Value
 from lowtide.ir.operators.nodes import is_random

@@ -25,7 +25,7 @@ from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.instances import IMMUTABLE
 from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import codes, rewrite
-from lowtide.capture.effects.containers import is_stand_in
+from lowtide.capture.effects.stand_ins import is_stand_in
 from lowtide.capture.sources import is_library, is_users
 from lowtide.errors import CaptureError
 from lowtide.ir import tree

@@ -30,7 +30,7 @@ from lowtide.capture import calls
 from lowtide.capture.calls import why_unread, why_unshaped, why_unshaped_in_range
 from lowtide.capture.data.facts import UnreadableError
 from lowtide.capture.draft import CallArguments
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value

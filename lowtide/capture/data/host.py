@@ -25,7 +25,7 @@ from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.facts import UnreadableError
-from lowtide.capture.effects.containers import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.effects.sums import Term
 from lowtide.capture.formulas.dispatch import formula
 from lowtide.ir.operators.row import ITEM

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 from lowtide.base.places import Position, Sum
 from lowtide.capture.care.contents import is_plain
-from lowtide.capture.effects.containers import Container, LeavingError, StaleError
+from lowtide.capture.effects.containers import Container
 from lowtide.capture.effects.draws import HostDraws
 from lowtide.capture.effects.identity import MadeAnew, UnlikeError, is_sure, resolved
+from lowtide.capture.effects.stand_ins import LeavingError, StaleError
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Term, recipe, results_in
 from lowtide.capture.results import holds_fakes, is_result
 from lowtide.errors import CaptureError

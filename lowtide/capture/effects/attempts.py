@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
-from lowtide.capture.effects.containers import LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
+from lowtide.capture.effects.stand_ins import LeavingError, StaleError
 from lowtide.capture.effects.sums import CountedPlace
 from lowtide.capture.results import DEPENDS
 from lowtide.errors import CaptureError

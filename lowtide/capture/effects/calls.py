@@ -30,8 +30,9 @@ from torch.overrides import TorchFunctionMode
 from lowtide.base.kernels import COMPILING
 from lowtide.capture.care.turns import listed, replaced
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
-from lowtide.capture.effects.containers import EffectLog, is_stand_in, without_stand_ins
+from lowtide.capture.effects.containers import EffectLog
 from lowtide.capture.effects.draws import HostArray
+from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
 from lowtide.capture.effects.sums import (
     RELATIONS,
     EarlierNumber,

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.generators import drawn_in_each_step, numpys_functions
 from lowtide.capture.care.turns import replaced
-from lowtide.capture.effects.containers import LeavingError, without_stand_ins
+from lowtide.capture.effects.stand_ins import LeavingError, without_stand_ins
 from lowtide.capture.effects.sums import (
     EarlierNumber,
     EarlierNumbers,

@@ -14,8 +14,9 @@ from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import seen
 from lowtide.capture.data.facts import Reading, SlotLeaf
-from lowtide.capture.effects.containers import Container, StaleError, own_of
+from lowtide.capture.effects.containers import Container
 from lowtide.capture.effects.draws import WRITES
+from lowtide.capture.effects.stand_ins import StaleError, own_of
 from lowtide.ir import tree
 from lowtide.ir.graph import Graph, Slot
 

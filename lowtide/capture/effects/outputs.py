@@ -1,7 +1,7 @@
 """What a program puts into the caller's own places while it runs: outputs of the step, put there again after each one.
 
 Looked for are lists, dictionaries and attributes that its functions and modules lead to. A program for which a plain capture is
-refused is captured once more with stand-ins in the places of those containers (`containers.py`), which note what it does to them.
+refused is captured once more with stand-ins in the places of those containers (`stand_ins.py`), which note what it does to them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from lowtide.capture.care.turns import listed, module_views, seen, undoing
 from lowtide.capture.effects.actions import Act, StepOutputs, outputs_of
 from lowtide.capture.effects.calls import NumberOperands, Outlet, calls_followed
 from lowtide.capture.effects.code import is_read, rewrite
-from lowtide.capture.effects.containers import KINDS, Container, EffectLog, StaleError, holds_stand_in, is_stand_in, own_of
+from lowtide.capture.effects.containers import Container, EffectLog
 from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.going_on import GoingOn
 from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
+from lowtide.capture.effects.stand_ins import KINDS, StaleError, holds_stand_in, is_stand_in, own_of
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.errors import CaptureError

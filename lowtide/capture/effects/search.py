@@ -18,7 +18,7 @@ from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care import surroundings
 from lowtide.capture.care.turns import lying_in, seen, undoing
 from lowtide.capture.effects.code import NAMES, Positions, rewrite
-from lowtide.capture.effects.containers import KINDS
+from lowtide.capture.effects.stand_ins import KINDS
 from lowtide.capture.sources import is_users
 
 LARGEST = 1000  # items of a container among which others are looked for

@@ -18,7 +18,7 @@ import torch
 
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.contents import is_plain
-from lowtide.capture.effects.containers import is_stand_in, without_stand_ins
+from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
 from lowtide.capture.results import Number, is_number
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
