@@ -45,6 +45,12 @@ def square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
+def stepping(model: nn.Module, loss: Any, optimizer: Any, x: Any) -> Callable[[], Any]:
+    """Calls a step made for a batch, with that batch."""
+    step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+    return lambda: step(x)
+
+
 def trained(make: Callable[[], tuple[Net, Callable[..., Any], Any]], *, eagerly: bool, steps: int = STEPS) -> list[Any]:
     """What `steps` steps leave: results, weights, and what was put into the place that `make` names."""
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from tests.leaving import Net, square
+from tests.leaving import Net, square, stepping
 from tests.training import differences
 
 STEPS = 6
@@ -143,11 +143,6 @@ def test_each_step_puts_an_object_there(puts: Callable[..., Tensor]) -> None:
             vars(model).pop("seen", None)
         left.append(found)
     assert left[0] == left[1]
-
-
-def stepping(model: nn.Module, loss: Any, optimizer: Any, x: Any) -> Callable[[], Any]:
-    step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
-    return lambda: step(x)
 
 
 @pytest.mark.parametrize("item", [lambda: (each for each in "ab"), lambda: Record(random.SystemRandom().random())])
@@ -401,51 +396,3 @@ def test_what_is_met_twice_in_an_object_is_made_anew_too() -> None:
         step()
     assert len({id(each.own) for each in kept}) == len({id(each.pair[0]) for each in kept}) == 3
     assert all(each.own is each and each.pair[0] is each.pair[1] for each in kept)
-
-
-def test_an_attribute_holds_the_array_of_the_last_step() -> None:
-    model = Net()
-
-    def loss(model: Net, x: Tensor) -> Tensor:
-        model.weights = np.random.rand(2)
-        return square(model, x)
-
-    step = stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
-    for seed in range(3):
-        np.random.seed(seed)
-        step()
-        np.random.seed(seed)
-        assert type(model.weights) is np.ndarray
-        assert (model.weights == np.random.rand(2)).all()
-
-
-def sorted_in_place(array: Any) -> Any:
-    array.sort()
-    return array
-
-
-def written_by_a_function(array: Any) -> Any:
-    return np.multiply(array, 2, out=array)
-
-
-def with_a_view(array: Any) -> Any:
-    view = array[1:]
-    array *= 2
-    return view
-
-
-def written_by_torch(array: Any) -> Any:
-    torch.from_numpy(array).mul_(2)
-    return array
-
-
-@pytest.mark.parametrize("write", [sorted_in_place, written_by_a_function, with_a_view, written_by_torch])
-def test_writes_that_others_may_see_of_a_drawn_array_are_refused(write: Callable[[Any], Any]) -> None:
-    kept, model = list[Any](), Net()
-
-    def loss(model: Net, x: Tensor) -> Tensor:
-        kept.append(write(np.random.rand(3)))
-        return square(model, x)
-
-    with pytest.raises(lowtide.CaptureError, match="writes into an array that it draws"):
-        stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))

@@ -5,7 +5,8 @@ turns           one capture at a time; what it puts in the place of something is
 
 what the program reads, so that a change of it is noticed before a step
     reads       attributes of modules          instances   attributes of other objects
-    follower    where these and the names in code (`effects/code.py`) lead, and what lay there
+    follower    where these and the names in code (`effects/code.py`) lead
+    findings    what lay there, and what the program has done to it
 
 what it does beside computing, told before it is frozen: done again by each step (`capture.effects`), or refused
     snapshots   to modules                     contents       to containers, attributes of classes, iterators, files, arrays

@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import types
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,34 +27,24 @@ from lowtide.capture.care.contents import (
     PLAIN,
     SPACES,
     ClassNumbers,
-    MovingObjects,
     WrittenAttributes,
-    changed_each_time,
     counts,
-    differ,
-    difference,
-    is_plain,
-    is_put,
-    is_replaced,
     is_written_by_user,
     moves,
     pieces,
-    put_back,
     users_bases,
 )
+from lowtide.capture.care.findings import MOST, Findings
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, noted
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
 from lowtide.capture.effects.code import IMPORT, assigned, codes, named
-from lowtide.capture.effects.flags import Memo
-from lowtide.capture.effects.stand_ins import LeavingError, is_stand_in, own_of
-from lowtide.capture.sources import is_users, users_line
-from lowtide.errors import CaptureError
+from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.sources import is_users
 from lowtide.kernels.optimizers import each_of
 
 _PACKAGE = __name__.partition(".")[0]
 INTEGRATIONS = f"{PACKAGE_FOLDER}integrations{os.sep}"
-_MOST = 20_000  # objects that are followed
 _DEEPEST, _DEEPEST_OF_MODULES, _LARGEST = 32, 4, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
@@ -63,30 +53,21 @@ _METHODS = types.BuiltinMethodType, types.MethodWrapperType
 _OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
 
 
-class Follower:
+class Follower(Findings):
     """Follows one program, from its functions and its optimizer on."""
 
     def __init__(self, models: Sequence[nn.Module], functions: Iterable[Any], optimizer: torch.optim.Optimizer | None) -> None:
+        super().__init__()
         self._own = {id(module) for model in models for module in model.modules()}
         within = () if optimizer is None else each_of(optimizer)
         self._optimizers = [each for each in within if not type(each).__module__.startswith("torch.optim.")]  # those rest on groups alone
-        self._places: dict[tuple[int, str], Position] = {}
-        self._before: dict[tuple[int, str], Any] = {}  # what lay there when it was found
-        self._written = WrittenAttributes()
-        self._seen: dict[int, Any] = {}  # kept alive meanwhile, so that ids stay their own, and what is in `_held`
-        self._held: list[Any] = []
+        self._seen: dict[int, Any] = {}  # kept alive meanwhile, as what is in `_held`
         self._followed: dict[int, Any] = {}  # objects of which reads are noted
         self._closed: list[Any] = []  # objects that are looked into elsewhere, or not at all
-        self._contents: list[tuple[Any, dict[Any, Any]]] = []  # containers, and what they held when they were found
-        self._large: list[tuple[Any, int]] = []  # those that are too large for that, and how much
-        self._moving = MovingObjects()
-        self._numbers = ClassNumbers()
-        self._spaces: list[tuple[Any, dict[str, Any]]] = []  # objects of which no class notes what is read, and what they held
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self.remembering = RememberingFunctions(models)
         self._touched: set[tuple[int, str]] = set()  # attributes that were written
         self._born: dict[int, Any] = {}  # objects that the program makes, as far as their classes tell
-        self._set: dict[tuple[int, str], tuple[Position, Any]] = {}  # variables that functions set, and what lay there
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
         self._imports: list[tuple[str, str]] = []  # modules that functions import themselves, and the line
@@ -116,114 +97,6 @@ class Follower:
                 self._before[id(cls), name] = old
         self._closed += [container for container, before in self._contents if before.keys() != pieces(container).keys()]
         return Beside(tuple(self._places.values()), tuple(map(referred, (*self._followed.values(), *self._closed))))
-
-    def memos(self, summed: Container[tuple[int, str]] = ()) -> tuple[Memo, ...]:
-        """The numbers and texts that the program has read and put others in the places of, but for the `summed` attributes."""
-        memos = []
-        for key, place in self._places.items():
-            old, new = self._before[key], place.now()
-            writes = isinstance(place.holder, (types.CellType, dict, nn.Module, type)) or key in self._written
-            if writes and key not in summed and issubclass(type(new), PLAIN) and differ(old, new):
-                memos.append(Memo(place, old, new, changed_each_time(f"{place} was {old!r} and is {new!r}")))
-        return tuple(memos)
-
-    def refilled(self) -> str:
-        """What the program has put into containers that it does not read, in words; "" where that is nothing.
-
-        Stand-ins tell it themselves.
-        """
-        for container, before in self._contents:
-            if is_stand_in(container):
-                continue
-            now = pieces(container)
-            if before.keys() != now.keys():
-                return f"a {type(container).__name__} that it reaches had {len(before)} items and has {len(now)}"
-            for name in before:
-                if is_replaced(before[name], now[name]):
-                    was, is_now = (repr(each[name]) if is_plain(each[name]) else "another object" for each in (before, now))
-                    return f"a {type(container).__name__} that it reads had {was} at {name!r} and has {is_now}"
-        for container, size in self._large:
-            if (now_size := len(pieces(container))) != size and not is_stand_in(container):
-                return f"a {type(container).__name__} that it reaches had {size} items and has {now_size}"
-        for cls, name, old, new in self._numbers.others(self._places):
-            if counts(old, new):
-                return f"attribute {name!r} of the class {cls.__name__} was {old!r} and is {new!r}"
-        for space, before in self._spaces:
-            if (name := difference(before, attributes(space))) is not None:
-                once = "where only a first call sets it, call the model or the loss once before"
-                return f"attribute {name!r} of a {type(space).__name__} is set, and those of an object of your own class can be; {once}"
-        return ""
-
-    def replaced(self) -> str:
-        """Where the program has read one object and then put another, in words; "" where nowhere. Numbers and texts may settle."""
-        for key, place in self._places.items():
-            old, new = self._before[key], place.now()
-            of_variables = isinstance(place.holder, (types.CellType, dict))  # of which nobody knows whether it was read before
-            if old is new or is_plain(new) or isinstance(place.holder, (nn.Module, type, types.FunctionType)) or not is_put(new):
-                continue
-            if any(new is each for each in self._before.values()) if of_variables else is_replaced(old, new) and key in self._written:
-                return f"{place} was {_named(old)} and is {_named(new)}"
-        return ""
-
-    def refuse_moved(self) -> None:
-        """Raise CaptureError where the program has moved what no stand-in can be put in the place of."""
-        if change := self._moving.change():
-            raise CaptureError(changed_each_time(change))
-
-    def puts(self) -> list[tuple[Position, Any]]:
-        """What the program has put into attributes of the user's objects and classes and into variables, and had not read before.
-
-        Not what it has computed: that is followed elsewhere.
-        """
-        return [(place, now) for place, _ in self._put() if is_put(now := place.now())]
-
-    def _put(self) -> Iterator[tuple[Position, Any]]:
-        """Places that it writes alone, and what lay there where that is known."""
-        for item, name in self._written.of_users():
-            if self.only_writes(item, name):
-                yield Position.of(item, name, f"attribute {name!r} of a {type(item).__name__}"), ABSENT
-        for cls, name, before in self._numbers.replaced():
-            if (id(cls), name) not in self._places:
-                yield Position.of(cls, name, f"attribute {name!r} of the class {cls.__name__}"), before
-        for key, (place, before) in self._set.items():
-            if key not in self._places and place.now() is not before:
-                yield place, before
-
-    def only_writes(self, item: Any, name: str) -> bool:
-        """Whether the program has written an attribute of an object, and did not read before what lay there."""
-        return (id(item), name) in self._written and (id(item), name) not in self._places
-
-    def leads_to(self, item: Any, but: Any = None) -> bool:
-        """Whether an object lies now in a place that was read, or in another container than `but`."""
-        return any(place.now() is item for place in self._places.values()) or any(
-            piece is item for container, _ in self._contents if own_of(container) is not but for piece in pieces(container).values()
-        )
-
-    def take_back(self) -> None:
-        for place, before in [*self._put()]:
-            if not is_put(place.now()):
-                continue
-            if (id(place.holder), place.name) in self._written:
-                self._written.put_back(place.holder, place.name)
-            else:
-                place.put(before)
-
-    def turn_back(self) -> None:
-        """Generators of random numbers, arrays, namespaces and numbers of classes are as they were."""
-        self._moving.turn_back()
-        for space, before in self._spaces:
-            put_back(vars(space), before)
-        for cls, name, number, _ in self._numbers.others(self._places):
-            Position.of(cls, name).put(number)
-
-    def put_back(self) -> None:
-        """Undo what the program has written into attributes and containers."""
-        for container, before_it in self._contents:
-            put_back(container, before_it)
-        self._written.put_all_back()
-        for key, place in self._places.items():
-            if isinstance(holder := place.holder, nn.Module) and differ(self._before[key], place.now()):
-                object.__setattr__(holder, place.name, self._before[key])
 
     def objects_in(self, model: nn.Module, reads: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
         """Which of these attributes of modules hold objects that are followed here, and so are no more than places."""
@@ -269,13 +142,6 @@ class Follower:
         if id(item) in self._followed or is_slot(item, name):
             self._written.note(item, name)
 
-    def note(self, holder: Any, name: str, text: str, line: str = "") -> None:
-        key = id(holder), name
-        if key not in self._places and len(self._places) < _MOST:
-            self._held.append(holder)
-            self._places[key] = place = Position.of(holder, name, text, line or users_line())
-            self._before[key] = place.now()
-
     def _note_named(self) -> None:
         """What nobody sees the program read: attributes that its code names of functions, classes, modules; answers that are remembered."""
         for module, line in self._imports:
@@ -304,7 +170,7 @@ class Follower:
         item = behind(item)
         if isinstance(item, _METHODS) and (isinstance(item.__self__, CONTAINERS) or moves(item.__self__)):  # `put = kept.append`
             item = item.__self__
-        if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > _MOST:
+        if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > MOST:
             return
         self._seen[id(item)] = item
         if isinstance(item, types.MethodType):
@@ -360,10 +226,6 @@ class Follower:
 
     def reaches(self, item: Any) -> bool:
         return id(item) in self._seen
-
-    def lies_in_array(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on the memory of an array of NumPy's that the program reaches."""
-        return self._moving.lie_under(tensor)
 
     def _of_object(self, item: Any) -> None:
         cls = type(item)
@@ -481,10 +343,6 @@ def following(
 def put_beside() -> list[tuple[Position, Any]]:
     """What the program which this thread follows has put into attributes and variables so far, but for what it has computed."""
     return [] if (follower := listener.get()) is None else follower.puts()
-
-
-def _named(item: Any) -> str:
-    return repr(item) if is_plain(item) else f"a {type(item).__name__}"
 
 
 def _is_object(item: Any) -> bool:
