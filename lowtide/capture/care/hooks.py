@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.messages import warn
-from lowtide.capture.care.turns import for_this_thread, placed, replaced, undoing
+from lowtide.capture.care.turns import all_replaced, for_this_thread, placed, replaced, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.outputs import noted
 from lowtide.capture.effects.stand_ins import LeavingError
@@ -38,6 +38,7 @@ from lowtide.ir.graph import Source
 Hook = Callable[..., Any]
 _OF_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
 _NAMES = ("_forward_pre_hooks", "_forward_hooks", *_OF_BACKWARD)
+_LATE = "register_post_accumulate_grad_hook"
 _CALLS = ("_call_impl", "_get_backward_hooks", "_get_backward_pre_hooks")
 
 
@@ -49,18 +50,16 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tenso
     for real, fake in fakes.parameters.items():
         for hook in (real._backward_hooks or {}).values() if fake.requires_grad else ():
             fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
-    with undoing() as undo, ExitStack() as stack:
+    registering = (torch.Tensor, "register_hook", watch.registering), (torch.Tensor, _LATE, lambda _: _refuse_late)
+    calling = functools.partial(watch.calling, dict(vars(torch_module)))
+    calls = ((nn.Module, name, calling) for name in _CALLS if any(map(_around_all, _NAMES)))
+    with undoing() as undo:
         for table, name in tables:
             if table:
                 undo(functools.partial(table.update, dict(table)))
                 table.update({key: for_this_thread(own, table[key]) for key, own in watch.of_table(table, name).items()})
-        if any(map(_around_all, _NAMES)):
-            names: dict[str, Any] = dict(vars(torch_module))
-            for name in _CALLS:
-                stack.enter_context(replaced(nn.Module, name, functools.partial(watch.calling, names)))
-        stack.enter_context(replaced(torch.Tensor, "register_hook", watch.registering))
-        stack.enter_context(replaced(torch.Tensor, "register_post_accumulate_grad_hook", lambda _: _refuse_late))
-        yield
+        with all_replaced((*calls, *registering)):
+            yield
 
 
 def _around_all(name: str) -> dict[int, Hook]:

@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 from _thread import interrupt_main, start_new_thread
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from traceback import walk_tb
@@ -42,6 +42,7 @@ from lowtide.base.places import ABSENT, shown
 P = ParamSpec("P")
 T = TypeVar("T")
 Undo: TypeAlias = Callable[[], object]  # may be done twice
+Replacing: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes a function of the one that was there
 
 _MISSING = object()
 _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
@@ -111,10 +112,19 @@ def _undo(mark: int) -> None:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(owner: Any, name: str, of: Replacing) -> Iterator[None]:
     """While this lasts, `owner.name` is for this thread what `of` makes of it, and for all others what it was."""
     before = getattr(owner, name)
     with placed(owner, name, for_this_thread(of(before), before)):
+        yield
+
+
+@contextmanager
+def all_replaced(functions: Iterable[tuple[Any, str, Replacing]]) -> Iterator[None]:
+    """The same of several functions."""
+    with ExitStack() as stack:
+        for owner, name, of in functions:
+            stack.enter_context(replaced(owner, name, of))
         yield
 
 

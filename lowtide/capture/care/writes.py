@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import connection
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from lowtide.capture.care.instances import reaches
-from lowtide.capture.care.turns import listed, replaced
+from lowtide.capture.care.turns import all_replaced, listed
 from lowtide.capture.sources import asker, is_library, users_line
 from lowtide.errors import CaptureError
 
@@ -31,9 +31,8 @@ _refused: list[list[CaptureError]] = []  # of the captures under way, the innerm
 def outside_unchanged() -> Iterator[None]:
     """Raise CaptureError where what runs inside would change something outside of Python, also where the program catches it."""
     refused: list[CaptureError] = []
-    with listed(_refused, refused), ExitStack() as stack:
-        for (owner, name), changes in _CALLS.items():
-            stack.enter_context(replaced(owner, name, partial(_refusing, f"{owner.__name__}.{name}", changes)))
+    calls = ((owner, name, partial(_refusing, f"{owner.__name__}.{name}", changes)) for (owner, name), changes in _CALLS.items())
+    with listed(_refused, refused), all_replaced(calls):
         yield
         if refused:
             raise refused[0]

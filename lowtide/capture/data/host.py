@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::truncated_normal)
 from lowtide.capture.calls import why_unread
-from lowtide.capture.care.turns import listed, replaced
+from lowtide.capture.care.turns import all_replaced, listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.facts import UnreadableError
 from lowtide.capture.effects.stand_ins import LeavingError
@@ -52,11 +52,8 @@ def reading(recorder: Recorder) -> Iterator[None]:
         replacements.append((FakeTensor, "item", host.item))
     if (library := sys.modules.get("transformers.utils.import_utils")) is not None and hasattr(library, "is_fake_tensor"):
         replacements.append((library, "is_fake_tensor", lambda tensor: False))  # else it leaves out questions that eager asks
-    with ExitStack() as stack:
-        stack.enter_context(listed(_hosts, host))
-        stack.enter_context(replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated_normal))
-        for owner, name, replacement in replacements:
-            stack.enter_context(replaced(owner, name, partial(lambda replacement, _: replacement, replacement)))
+    functions = ((owner, name, partial(lambda replacement, _: replacement, replacement)) for owner, name, replacement in replacements)
+    with listed(_hosts, host), replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated_normal), all_replaced(functions):
         yield
 
 

@@ -19,7 +19,7 @@ import statistics
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,7 +28,7 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.kernels import COMPILING
-from lowtide.capture.care.turns import listed, replaced
+from lowtide.capture.care.turns import Replacing, all_replaced, listed
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
 from lowtide.capture.effects.containers import EffectLog
 from lowtide.capture.effects.draws import HostArray
@@ -80,17 +80,14 @@ class Outlet:
         return self
 
 
-def _without(operands: NumberOperands) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+def _without(operands: NumberOperands, asks: Callable[..., bool]) -> Callable[..., bool]:
     """Layers ask this to choose a fused kernel, and in eager there is no mode of lowtide's."""
 
-    def of(asks: Callable[..., bool]) -> Callable[..., bool]:
-        def answer(given: Any) -> bool:
-            with overrides._pop_mode_temporarily() if overrides._get_current_function_mode() is operands else nullcontext():
-                return asks(given)
+    def answer(given: Any) -> bool:
+        with overrides._pop_mode_temporarily() if overrides._get_current_function_mode() is operands else nullcontext():
+            return asks(given)
 
-        return answer
-
-    return of
+    return answer
 
 
 @contextmanager
@@ -99,27 +96,28 @@ def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
 
     Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
     """
-    with COMPILING, ExitStack() as stack:
-        stack.enter_context(_shown(_noted(log)))
-        stack.enter_context(replaced(json.JSONEncoder, "encode", _encoding))
-        stack.enter_context(listed(emitters, operands))
-        stack.enter_context(operands)
-        stack.enter_context(replaced(overrides, "has_torch_function", _without(operands)))
-        stack.enter_context(replaced(builtins, "len", _length))
-        for name in ("repr", "format"):
-            stack.enter_context(replaced(builtins, name, lambda plain: lambda *args: text_of(plain, *args)))
-        for name, of in {"max": _choice, "min": _choice, "sorted": _order}.items():
-            stack.enter_context(replaced(builtins, name, of))
-        for name in _YES_OR_NO:
-            answer = lambda plain, item: NumberExpression(plain, (item,), bool)  # noqa: E731
-            stack.enter_context(replaced(math, name, functools.partial(_computed, answer)))
-        for module, names in _OF_FRACTIONS.items():
-            for name in names:
-                stack.enter_context(replaced(module, name, _of_fractions))
-        for name in MATH_FUNCTIONS | _WHOLE:
-            compute = whole if name in _WHOLE else functools.partial(lambda op, _, *args: in_program(op, *args), f"math_{name}")
-            stack.enter_context(replaced(math, name, functools.partial(_computed, compute)))
+    with COMPILING, _shown(_noted(log)), listed(emitters, operands), operands, all_replaced(_functions(operands)):
         yield
+
+
+def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]:
+    """Those that are given numbers, and what is called in the place of each."""
+    yield json.JSONEncoder, "encode", _encoding
+    yield overrides, "has_torch_function", functools.partial(_without, operands)
+    yield from ((builtins, name, of) for name, of in {"len": _length, "max": _choice, "min": _choice, "sorted": _order}.items())
+    yield from ((builtins, name, lambda plain: lambda *args: text_of(plain, *args)) for name in ("repr", "format"))
+    yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
+    for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
+        compute = _answer if name in _YES_OR_NO else whole if name in _WHOLE else functools.partial(_by_program, f"math_{name}")
+        yield math, name, functools.partial(_computed, compute)
+
+
+def _answer(plain: Callable[[Any], bool], item: Any) -> NumberExpression:
+    return NumberExpression(plain, (item,), bool)
+
+
+def _by_program(op: str, plain: Callable[..., Any], *args: Any) -> Any:
+    return in_program(op, *args)
 
 
 def _length(plain: Callable[[Any], int]) -> Callable[[Any], Any]:
@@ -207,15 +205,15 @@ def _noted(log: EffectLog) -> Showing:
     return note
 
 
-@contextmanager
-def _shown(showing: Showing) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(replaced(builtins, "print", functools.partial(_printing, showing)))
-        stack.enter_context(replaced(logging.Logger, "handle", functools.partial(_handling, showing)))
-        for name in ("stdout", "stderr"):
-            if hasattr(stream := getattr(sys, name), "__dict__"):
-                stack.enter_context(replaced(stream, "write", functools.partial(_writing, showing, functools.partial(getattr, sys, name))))
-        yield
+def _shown(showing: Showing) -> AbstractContextManager[None]:
+    functions: list[tuple[Any, str, Replacing]] = [
+        (builtins, "print", functools.partial(_printing, showing)),
+        (logging.Logger, "handle", functools.partial(_handling, showing)),
+    ]
+    for name in ("stdout", "stderr"):
+        if hasattr(stream := getattr(sys, name), "__dict__"):
+            functions.append((stream, "write", functools.partial(_writing, showing, functools.partial(getattr, sys, name))))
+    return all_replaced(functions)
 
 
 def _printing(showing: Showing, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.generators import drawn_in_each_step, numpys_functions
-from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.effects.stand_ins import LeavingError, without_stand_ins
 from lowtide.capture.effects.sums import (
     EarlierNumber,
@@ -162,16 +162,11 @@ class DrawRecorder:
         self.tensors: dict[int, Sum] = {}  # where arrays are found that stand as these tensors, by id
         self._held: list[torch.Tensor] = []
 
-    @contextmanager
-    def followed(self) -> Iterator[None]:
+    def followed(self) -> AbstractContextManager[None]:
         """Draws of this thread are followed while this lasts."""
-        with ExitStack() as stack:
-            for name in _OF_PYTHON:
-                stack.enter_context(replaced(random, name, self._drawing if name != "shuffle" else self._shuffling))
-            for name in numpys_functions():
-                stack.enter_context(replaced(numpy.random, name, self._drawing if name != "shuffle" else self._shuffling))
-            stack.enter_context(replaced(torch, "from_numpy", self._from_numpy))
-            yield
+        draws = (*((random, name) for name in _OF_PYTHON), *((numpy.random, name) for name in numpys_functions()))
+        drawing = ((owner, name, self._shuffling if name == "shuffle" else self._drawing) for owner, name in draws)
+        return all_replaced((*drawing, (torch, "from_numpy", self._from_numpy)))
 
     def _drawing(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: self._draw(plain, args, options)

@@ -10,7 +10,7 @@ left out, which takes the same memory as flash attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import GradientEdge
 
-from lowtide.capture.care.turns import for_this_thread, placed, replaced, undoing
+from lowtide.capture.care.turns import Replacing, all_replaced, for_this_thread, placed, undoing
 from lowtide.capture.formulas.dispatch import absent_capability, as_on_absent, calling_formulas, wants_gradient
 from lowtide.errors import CaptureError
 
@@ -36,17 +36,18 @@ def as_on(name: str, capability: tuple[int, int], memory_bytes: int, engine: Any
     """While this lasts, this thread finds such a device where it looks for a GPU. `engine` has the operators of `cuda/backward.cpp`, and
     `evaluated` tells the node whose gradient it computes now, or None."""
     without_device = property(for_this_thread(lambda _: True, vars(FakeTensorMode)["avoid_device_init"].fget))
-    with undoing() as undo, ExitStack() as stack:
+    functions: list[tuple[Any, str, Replacing]] = [
+        *((torch.cuda, asked, partial(_always, answer)) for asked, answer in _answers(name, capability, memory_bytes).items()),
+        (torch.autograd, "_engine_run_backward", lambda _: partial(_backward, engine)),
+        (torch._C, "_current_graph_task_id", lambda _: engine.current),
+        (torch._C, "_current_autograd_node", lambda usual: lambda: evaluated() or usual()),
+    ]
+    with undoing() as undo:
         if engine.guard():
             undo(engine.unguard)
-        stack.enter_context(placed(FakeTensorMode, "avoid_device_init", without_device))
-        for question, answer in _answers(name, capability, memory_bytes).items():
-            stack.enter_context(replaced(torch.cuda, question, partial(_always, answer)))
-        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", lambda _: partial(_backward, engine)))
-        stack.enter_context(replaced(torch._C, "_current_graph_task_id", lambda _: engine.current))
-        stack.enter_context(replaced(torch._C, "_current_autograd_node", lambda usual: lambda: evaluated() or usual()))
-        stack.enter_context(as_on_absent(capability, {torch.ops.aten.scaled_dot_product_attention.default: attention}))
-        yield
+        kernels = {torch.ops.aten.scaled_dot_product_attention.default: attention}
+        with placed(FakeTensorMode, "avoid_device_init", without_device), all_replaced(functions), as_on_absent(capability, kernels):
+            yield
 
 
 def _always(answer: Any, _: Callable[..., Any]) -> Callable[..., Any]:

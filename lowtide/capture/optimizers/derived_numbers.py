@@ -16,7 +16,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.base.kernels import COMPILING
 from lowtide.capture import calls
 from lowtide.capture.calls import torchs
-from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.turns import all_replaced
 from lowtide.errors import StepError
 from lowtide.ir.graph import Arg, Atom, Node, Slot, Value, arguments, with_values
 from lowtide.ir.operators.nodes import is_random
@@ -64,10 +64,8 @@ def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[A
 
         return call
 
-    with COMPILING, ExitStack() as stack:
-        for module, name in ((builtins, "max"), (builtins, "min"), *((math, name) for name in _MATH)):
-            recorded = name if module is builtins else f"math_{name}"
-            stack.enter_context(replaced(module, name, partial(following, recorded)))
+    of_numbers = ((builtins, name, partial(following, name)) for name in ("max", "min"))
+    with COMPILING, all_replaced((*of_numbers, *((math, name, partial(following, f"math_{name}")) for name in _MATH))):
         yield
 
 

@@ -10,7 +10,7 @@ happens in a step that is skipped, too, comes before it, and every write of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.sources import users_line
@@ -203,9 +203,7 @@ def scalers_refused() -> Iterator[None]:
             "the gradients before after_backward, skips the step where they are not finite, and updates the scale"
         )
 
-    with ExitStack() as stack:
-        for name in _METHODS:
-            stack.enter_context(replaced(torch.amp.GradScaler, name, lambda _: refuse))
+    with all_replaced((torch.amp.GradScaler, name, lambda _: refuse) for name in _METHODS):
         yield
 
 

@@ -11,8 +11,8 @@ While a capture lasts, on its thread, what they compute is recorded of the size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils._sympy import functions
 
-from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.sizes.symbols import expression_of, is_symbolic, size_of
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
@@ -36,15 +36,6 @@ _OPERATIONS = {
     "float_pow": "pow", "sym_float": _FLOAT, **{f"sym_{of}": f"math_{of}" for of in MATH_FUNCTIONS if hasattr(SymNode, f"sym_{of}")},
 }  # fmt: skip
 _opaque: dict[str, Any] = {}  # functions of sympy's that nothing is known of, by name
-
-
-@contextmanager
-def fractions_noted() -> Iterator[None]:
-    """While this lasts, operations that give fractions note what they were given."""
-    with ExitStack() as stack:
-        for method, op in _OPERATIONS.items():
-            stack.enter_context(replaced(SymNode, method, partial(_noting, op)))
-        yield
 
 
 def function_of_size(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,20 +105,17 @@ _OTHERS = {"ceil", "floor", "pow", "fabs"}  # which torch has for sizes, or whic
 _Function = Callable[..., Any]
 
 
-@contextmanager
-def called_with_sizes() -> Iterator[None]:
-    """While this lasts, they follow sizes."""
-    with ExitStack() as stack:
-        stack.enter_context(fractions_noted())
-        for name in sorted(MATH_FUNCTIONS - _OTHERS):
-            stack.enter_context(replaced(math, name, partial(function_of_size, name)))
-        for owner, name, of in (
+def called_with_sizes() -> AbstractContextManager[None]:
+    """While this lasts, they follow sizes, and operations that give fractions note what they were given."""
+    return all_replaced(
+        (
+            *((SymNode, method, partial(_noting, op)) for method, op in _OPERATIONS.items()),
+            *((math, name, partial(function_of_size, name)) for name in sorted(MATH_FUNCTIONS - _OTHERS)),
             (torch, "tensor", _tensor),
             (torch, "linspace", partial(_spaced, _ATEN.linspace.default)),
             (torch, "logspace", partial(_spaced, _ATEN.logspace.default)),
-        ):
-            stack.enter_context(replaced(owner, name, of))
-        yield
+        )
+    )
 
 
 def _tensor(plain: _Function) -> _Function:

@@ -13,7 +13,7 @@ import random
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -26,7 +26,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy import functions
 
-from lowtide.capture.care.turns import replaced
+from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.sources import is_asked_by_user, users_code, users_line
 from lowtide.errors import CaptureError, FormatError
 from lowtide.ir.graph import Node
@@ -38,7 +38,6 @@ from lowtide.ir.sizes import Size
 
 Extent: TypeAlias = "int | torch.SymInt"
 
-_WRAP = "wrap_int"
 _BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "floordiv", "eq", "ne", "lt", "le", "gt", "ge", "sym_max", "sym_min")
 _LARGEST_QUOTIENT, _MOST_ASKED = 4096, 2**16  # the largest divisor in the place of a fraction, and the largest extent that is tried
 _LEAST_SYMBOLIC = 2  # torch captures 0 and 1 apart: a dimension of that size is a number
@@ -195,14 +194,10 @@ class _Environment(ShapeEnv):
         super()._set_replacement(a, tgt, msg)
 
 
-@contextmanager
-def nothing_twice() -> Iterator[None]:
+def nothing_twice() -> AbstractContextManager[None]:
     """Within, what an operation on symbolic integers gave is looked up, as a capture asks the same again and again."""
-    with ExitStack() as stack:
-        for name in _BINARY:
-            stack.enter_context(replaced(SymNode, name, partial(_remembering, name)))
-        stack.enter_context(replaced(SymNode, _WRAP, lambda plain: lambda node, number: _once(node, number, plain, number)))
-        yield
+    wrapping = SymNode, "wrap_int", lambda plain: lambda node, number: _once(node, number, plain, number)
+    return all_replaced((*((SymNode, name, partial(_remembering, name)) for name in _BINARY), wrapping))
 
 
 def _remembering(name: str, plain: Callable[[Any, Any], SymNode]) -> Callable[[Any, Any], SymNode]:
