@@ -6,7 +6,7 @@ Kinds of containers that torch has been told of: what `torch.utils._pytree` can 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -235,7 +235,9 @@ def _recorded_training(
         first, following = _optimizer_step(trace, shadow, result, _SEEDS[:1] if compared or latest else _SEEDS)
         slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
         has_later = not compared and any(slot.table in ("state", "group") for slot in slots)
-        later = _later_step(trace, following, result) if has_later else None
+        later: CapturedStep | None = None
+        with suppress(UndecidedError):  # it can be known only then, as the optimizer decides on the state that it has made
+            later = _optimizer_step(trace, following, result)[0] if has_later else None
         if latest and later is None:
             first, _ = _optimizer_step(trace, shadow, result)
         if has_later and later is None:
@@ -246,14 +248,6 @@ def _recorded_training(
         if not any(slot.table == "data" for slot in first.assigned):
             refuse_idle(program.optimizer, [each.graph for each in captured])
         return captured
-
-
-def _later_step(trace: Trace, following: Shadow, result: Any) -> CapturedStep | None:
-    """The program of the steps after this one; None where it can be known only then, as the optimizer decides on the state it has made."""
-    try:
-        return _optimizer_step(trace, following, result)[0]
-    except UndecidedError:
-        return None
 
 
 def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -58,14 +58,8 @@ from lowtide.ir.shapes.conditions import Condition
 from lowtide.ir.shapes.dimension import FIXED, Varying
 
 
-@contextmanager
-def conversions_in_place() -> Iterator[None]:
-    """Conversions that change nothing (`.to(self.dtype)` in a forward) do nothing; others raise CaptureError."""
-    with replaced(nn.Module, "_apply", lambda _: _apply):
-        yield
-
-
 def _apply(module: Any, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    """Conversions that change nothing (`.to(self.dtype)` in a forward) do nothing; others raise CaptureError."""
     for child in module.children() if recurse else ():
         child._apply(convert)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -358,7 +352,7 @@ def tracing(
                 swapped(model, trace.fakes, views, trace.reads, following) as trace.module_tensors,
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),
                 trace.sources.following(model),  # around the hooks of modules
-                conversions_in_place(),
+                replaced(nn.Module, "_apply", lambda _: _apply),
             ):
                 yield trace
         finally:

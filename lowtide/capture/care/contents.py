@@ -87,6 +87,10 @@ def is_plain(item: Any) -> bool:
     return type(item) in PLAIN or isinstance(item, enum.Enum)
 
 
+def in_words(item: Any) -> str:
+    return repr(item) if is_plain(item) else f"a {type(item).__name__}"
+
+
 def is_constant(item: Any) -> bool:
     """Whether it is plain or fixed, or a small container of such, of no class of the user's but for tuples: one like it can be made."""
     if issubclass(type(item), numpy.ndarray):  # `isinstance` is told so by what stands for an array that each step draws

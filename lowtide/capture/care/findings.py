@@ -22,6 +22,7 @@ from lowtide.capture.care.contents import (
     counts,
     differ,
     difference,
+    in_words,
     is_plain,
     is_put,
     is_replaced,
@@ -103,7 +104,7 @@ class Findings:
             if old is new or is_plain(new) or isinstance(place.holder, (nn.Module, type, types.FunctionType)) or not is_put(new):
                 continue
             if any(new is each for each in self._before.values()) if of_variables else is_replaced(old, new) and key in self._written:
-                return f"{place} was {_named(old)} and is {_named(new)}"
+                return f"{place} was {in_words(old)} and is {in_words(new)}"
         return ""
 
     def refuse_moved(self) -> None:
@@ -169,7 +170,3 @@ class Findings:
     def lies_in_array(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies on the memory of an array of NumPy's that the program reaches."""
         return self._moving.lie_under(tensor)
-
-
-def _named(item: Any) -> str:
-    return repr(item) if is_plain(item) else f"a {type(item).__name__}"

@@ -48,9 +48,10 @@ def untouched_randomness() -> Iterator[None]:
     Raises CaptureError if the program drew from Python's or NumPy's, or seeded torch's, which no graph could follow.
     """
     seeds, own = _Seeds(), _Own(_known.get())
+    of_numpy = [(np.random, name) for name in (*numpys_functions(), "set_state", "seed")]
     draws = (
         _Draws("random", _of_python(), random.getstate, random.setstate, lambda state: state[1]),
-        _Draws("numpy.random", _of_numpy(), partial(np.random.get_state, legacy=False), np.random.set_state, _words),
+        _Draws("numpy.random", of_numpy, partial(np.random.get_state, legacy=False), np.random.set_state, _words),
     )
     with undoing() as undo, during(_watching, (seeds, own)), ExitStack() as stack:
         for each in (seeds, own):
@@ -108,10 +109,6 @@ def _of_python() -> list[tuple[Any, str]]:
     """What draws from Python's generator: all else calls those two of the object behind the module."""
     inner: Any = random._inst
     return [(owner, name) for owner in (random, inner) for name in ("random", "getrandbits")] + [(random, "seed"), (random, "setstate")]
-
-
-def _of_numpy() -> list[tuple[Any, str]]:
-    return [(np.random, name) for name in (*numpys_functions(), "set_state", "seed")]
 
 
 def numpys_functions() -> list[str]:

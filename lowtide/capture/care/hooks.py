@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -246,11 +246,9 @@ def on_the_callers_own(parameters: Mapping[torch.Tensor, torch.Tensor]) -> Itera
                 fake.grad = now[id(real)]
 
 
-@contextmanager
-def no_gradients_taken() -> Iterator[None]:
+def no_gradients_taken() -> AbstractContextManager[None]:
     """Fakes are made without looking at gradients, which another thread may be writing."""
-    with replaced(meta_utils, "safe_grad", lambda _: lambda tensor: None):
-        yield
+    return replaced(meta_utils, "safe_grad", lambda _: lambda tensor: None)
 
 
 def _for(real: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

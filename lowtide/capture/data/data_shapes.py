@@ -156,7 +156,7 @@ Recording: TypeAlias = Any  # the `Recorder`, of which its draft, its reader and
 def number(recorder: Recording, op: OpOverload, recorded: CallArguments, args: tuple[Any, ...]) -> Any:
     """What an operator answers that gives no tensor. Raises CaptureError where only the running step knows, and does more than check it."""
     try:
-        return recorder.reader.number(recorder.draft, op, _that_matter(recorder, op, recorded[0]), recorded[1])
+        return recorder.reader.answer(recorder.draft, "number", op, _that_matter(recorder, op, recorded[0]), recorded[1])
     except UnreadableError as why:
         asks = op is _aten._local_scalar_dense.default and args[0].dtype == torch.bool
         if asks and (certain := _of_draw(recorder, args[0])) is not None:
@@ -199,7 +199,7 @@ def results(recorder: Recording, op: OpOverload, args: tuple[Arg, ...], kwargs: 
     varies = any(not isinstance(extent, int) for shape in decisive for extent in shape)  # as those of a batch of a range do
     args = _that_matter(recorder, op, args)
     try:
-        outcome = recorder.reader.results(recorder.draft, op, args, kwargs)
+        outcome = recorder.reader.answer(recorder.draft, "shape", op, args, kwargs)
         if varies:  # only now: where no batch can say it, that is what is told
             raise CaptureError(why_unshaped_in_range(calls.name_of(op)))
         if op is _aten._pack_padded_sequence.default:

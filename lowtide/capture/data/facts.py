@@ -223,9 +223,13 @@ class Reader:
         self._read, self._frozen, self._number, self._facts = read, frozen, number, Facts(read, number)
         self._steps: dict[Value, tuple[FactStep, ...]] = {}  # those that give a value, its own last
 
-    def number(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> Any:
-        """What an operator answers that gives no tensor. Raises UnreadableError, and what the operator raises on such data."""
-        return self._ask(self.call(draft, op, args, kwargs), "number", calls.name_of(op))
+    def answer(self, draft: Draft, kind: str, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
+        """What an operator answers: a "number", or what it gives whose "shape" follows from the data, and is now part of the program.
+
+        Raises UnreadableError, and what the operator raises on such data.
+        """
+        given = (self.steps(draft, value) for value in Node("", args, (), kwargs).inputs)
+        return self._ask(joined((*given, (self._own(op, args, kwargs),))), kind, calls.name_of(op))
 
     def later(self, draft: Draft, value: Value) -> tuple[Callable[[], Any], Callable[[str, int], bool]]:
         """Give the number in a tensor, and how it compares ("gt") with another one: no facts before they are asked for.
@@ -250,10 +254,6 @@ class Reader:
         values: torch.Tensor = self._ask(self.steps(draft, value), "values", asked_by)
         with _disable_current_modes():
             return values.clone()
-
-    def results(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> Any:
-        """What an operator gives whose results have shapes that follow from the data: their layout is now part of the program."""
-        return self._ask(self.call(draft, op, args, kwargs), "shape", calls.name_of(op))
 
     def made_up(self, value: Value) -> Value:
         """A value of zeros that looks like another one: stands for what no answer depends on, and takes no memory."""
@@ -294,11 +294,6 @@ class Reader:
             raise
 
     # What leads to a value.
-
-    def call(self, draft: Draft, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...] = ()) -> tuple[FactStep, ...]:
-        """The steps that lead to an operator's answer on these arguments."""
-        given = Node("", args, (), kwargs).inputs
-        return joined((*(self.steps(draft, value) for value in given), (self._own(op, args, kwargs),)))
 
     def steps(self, draft: Draft, value: Value) -> tuple[FactStep, ...]:
         """The steps that lead to a value. Raises UnreadableError."""

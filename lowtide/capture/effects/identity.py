@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from lowtide.capture.care.contents import CONTAINERS, differ, is_constant, is_iterator, is_plain, pieces
+from lowtide.capture.care.contents import CONTAINERS, differ, in_words, is_constant, is_iterator, is_plain, pieces
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
@@ -65,7 +65,7 @@ def resolved(before: Any, now: Any) -> tuple[Any, str]:
             continue
         met.add((id(one), id(two)))
         if type(one) is not type(two) or differ(one, two):
-            raise UnlikeError(f"{_short(one)} the first time and {_short(two)} the second time")
+            raise UnlikeError(f"{in_words(one)} the first time and {in_words(two)} the second time")
         if is_plain(two):
             words.append(repr(two))
         else:
@@ -118,7 +118,3 @@ def _reduced(item: Any) -> Iterator[Any]:
         raise
     except Exception:  # of whatever class it is
         raise UnlikeError(f"a {type(item).__name__} that it makes each time") from None
-
-
-def _short(item: Any) -> str:
-    return repr(item) if is_plain(item) else f"a {type(item).__name__}"

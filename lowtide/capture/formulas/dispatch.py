@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -54,18 +54,14 @@ def as_eager() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def as_aten() -> Iterator[None]:
+def as_aten() -> AbstractContextManager[None]:
     """What runs inside computes by ATen's own formulas again."""
-    with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-        yield
+    return torch._C._ExcludeDispatchKeyGuard(_KEYS)
 
 
-@contextmanager
-def calling_formulas() -> Iterator[None]:
+def calling_formulas() -> AbstractContextManager[None]:
     """What runs inside, within a formula, computes by formulas again, as what an operator without one calls does."""
-    with torch._C._SetExcludeDispatchKeyGuard(_KEY, False):
-        yield
+    return torch._C._SetExcludeDispatchKeyGuard(_KEY, False)
 
 
 @contextmanager
@@ -112,11 +108,6 @@ def formula(*ops: OpOverload) -> Callable[[F], F]:
     return register
 
 
-def has_formula(op: OpOverload) -> bool:
-    """Whether something stands before it already."""
-    return op in _LIBRARIES
-
-
 def _called(kernel: Callable[..., Any], op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     with as_aten():
         return kernel(op, *args, **kwargs)
@@ -146,7 +137,7 @@ def _operators() -> Iterator[OpOverload]:
         if space != "aten" or (name not in _THESE_TOO and any(_has_kernel(name, key) for key in _OTHERS)):
             continue
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-        if op is not None and not has_formula(op) and _computes(op):
+        if op is not None and op not in _LIBRARIES and _computes(op):
             yield op
 
 

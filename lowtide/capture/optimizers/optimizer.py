@@ -267,12 +267,8 @@ def _without_global_hooks() -> Iterator[None]:
         for table in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
             for key, hook in list(table.items()):
                 undo(partial(_put_back, table, key, hook))
-                table[key] = for_this_thread(_no_hook, hook)
+                table[key] = for_this_thread(lambda *given: None, hook)
         yield
-
-
-def _no_hook(*given: Any) -> None:
-    """What runs in the place of one."""
 
 
 def _put_back(table: dict[int, Any], key: int, hook: Any) -> None:
@@ -361,7 +357,10 @@ def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, An
 
 def same_program(one: Draft, two: Draft) -> bool:
     """Whether two recordings of a step differ in nothing but their stand-in numbers: then no hyper-parameter escaped the trace."""
-    return len(one.nodes) == len(two.nodes) and all(map(_alike, one.nodes, two.nodes)) and _same_constants(one, two)
+    if len(one.nodes) != len(two.nodes) or len(one.constants) != len(two.constants) or not all(map(_alike, one.nodes, two.nodes)):
+        return False
+    pairs = zip(one.constants, two.constants, strict=True)
+    return all(a is b or (isinstance(a, torch.Tensor) and geometry(a) == geometry(b) and torch.equal(a, b)) for a, b in pairs)
 
 
 def _alike(one: Any, two: Any) -> bool:
@@ -375,10 +374,3 @@ def _shape_of(arg: Any) -> Any:
     if isinstance(arg, Value):
         return arg.name
     return tuple(_shape_of(item) for item in arg) if isinstance(arg, tuple) else repr(arg)
-
-
-def _same_constants(one: Draft, two: Draft) -> bool:
-    pairs = zip(one.constants, two.constants, strict=False)
-    if len(one.constants) != len(two.constants):
-        return False
-    return all(a is b or (isinstance(a, torch.Tensor) and geometry(a) == geometry(b) and torch.equal(a, b)) for a, b in pairs)

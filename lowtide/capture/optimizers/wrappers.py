@@ -100,18 +100,11 @@ def _from_outside_in(optimizer: Any) -> list[Any]:
     return seen
 
 
-def steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer.step` is its class's; a learning-rate scheduler's wrapper around that, which only counts, is as good."""
-    own = vars(optimizer).get("step")
-    if own is None:
-        return True
-    return bool(getattr(own, "_wrapped_by_lr_sched", False)) and getattr(own, "__wrapped__", None) is type(optimizer).step
-
-
 def refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     """Raise CaptureError for an optimizer whose step does what its class does not say."""
-    name = type(optimizer).__name__
-    if not steps_as_its_class(optimizer):
+    name, own = type(optimizer).__name__, vars(optimizer).get("step")
+    counts = getattr(own, "_wrapped_by_lr_sched", False) and getattr(own, "__wrapped__", None) is type(optimizer).step
+    if own is not None and not counts:  # a learning-rate scheduler's wrapper only counts
         raise CaptureError(
             f"the step of this {name} was replaced (`optimizer.step = ...`), and a captured step would not call the replacement: "
             "override `step` in a class, or use after_backward"
