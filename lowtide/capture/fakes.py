@@ -46,7 +46,6 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
         for name, tensor in table:
             _refuse(name, tensor)
             fakes.names[tensor], stand_ins[tensor] = name, fake_of(tensor, mode, device)
-            _refuse_late_hooks(name, tensor)
             if tensor in WHOLE_OF:
                 fakes.parts[tensor], stand_ins[tensor] = stand_ins[tensor], _whole(tensor, stand_ins[tensor], mode)
     for name, tensor in _attributes(model):
@@ -103,13 +102,6 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield _joined(path, name), item
 
 
-def _refuse_late_hooks(name: str, tensor: torch.Tensor) -> None:
-    if getattr(tensor, "_post_accumulate_grad_hooks", None):
-        raise CaptureError(
-            f"{name} has a hook that runs after its gradient is accumulated, which a captured step would not: use after_backward"
-        )
-
-
 def _refuse(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
         raise CaptureError(f"{name} is not initialised yet: run one batch through the model first")
@@ -119,6 +111,10 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
         raise CaptureError(
             f"{name} has layout {tensor.layout}; dense tensors can be captured: keep its indices and "
             "values as buffers, and compute with index_select and index_add; or keep it dense (.to_dense())"
+        )
+    if getattr(tensor, "_post_accumulate_grad_hooks", None):
+        raise CaptureError(
+            f"{name} has a hook that runs after its gradient is accumulated, which a captured step would not: use after_backward"
         )
 
 

@@ -137,12 +137,8 @@ def _groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 
 def _differ(tensors: Sequence[torch.Tensor]) -> bool:
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    return any(tensor.device.type != "cpu" for tensor in tensors) and (len(kinds) > 1 or not all(map(_is_dense, tensors)))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it has as many elements as lie between its first one and its last."""
-    return tensor.numel() in (0, reach(tensor.shape, tensor.stride()))
+    dense = all(tensor.numel() in (0, reach(tensor.shape, tensor.stride())) for tensor in tensors)  # of as many elements as they span
+    return any(tensor.device.type != "cpu" for tensor in tensors) and (len(kinds) > 1 or not dense)
 
 
 def _of_one(base: str, func: OpOverload, args: tuple[Any, ...]) -> Operation | None:

@@ -271,7 +271,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
                 trace.in_parts.begin_backward(completes=completes, shown=program.after_backward is not None)
             recorder.draft.kind = Kind.GRADIENT
             with raised_in("the backward pass"):
-                (scaled if trace.scaler is None else trace.scaler.scaled(scaled)).backward()
+                (scaled if trace.scaler is None else scaled * trace.scaler.scale).backward()
             results.append(with_loss(result, scaled))
             if trace.in_parts is not None:
                 trace.in_parts.end_backward()

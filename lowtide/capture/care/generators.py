@@ -271,11 +271,9 @@ class _Seeds:
         self._at: int | None = 0  # where in the sequence of draws the program believes to be; None where that cannot be known
         self._states: dict[bytes, int] = {}
 
-    @contextmanager
-    def followed(self) -> Iterator[None]:
+    def followed(self) -> AbstractContextManager[None]:
         """While this lasts, `torch.manual_seed`, `torch.set_rng_state` and their like come here."""
-        with placed(torch.random, _GENERATOR, _Followed(self, vars(torch.random)[_GENERATOR])):
-            yield
+        return placed(torch.random, _GENERATOR, _Followed(self, vars(torch.random)[_GENERATOR]))
 
     def draw(self, node: Node) -> Node | None:
         if self._at is None or self._is_reached():

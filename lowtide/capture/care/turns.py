@@ -111,12 +111,10 @@ def _undo(mark: int) -> None:
         raise failures[0]
 
 
-@contextmanager
-def replaced(owner: Any, name: str, of: Replacing) -> Iterator[None]:
+def replaced(owner: Any, name: str, of: Replacing) -> AbstractContextManager[None]:
     """While this lasts, `owner.name` is for this thread what `of` makes of it, and for all others what it was."""
     before = getattr(owner, name)
-    with placed(owner, name, for_this_thread(of(before), before)):
-        yield
+    return placed(owner, name, for_this_thread(of(before), before))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -40,7 +41,7 @@ def with_leaving(
         }
         if varying:
             with suppress(CaptureError):
-                return _Attempts(partial(_asking, capture, tuple(varying)), roots, names=False, counted=varying).result()
+                return _Attempts(partial(_asking, capture, tuple(varying)), roots, names=False, counted=varying, converts=True).result()
         return _with_leaving(capture, roots, at_once)
 
 
@@ -76,25 +77,16 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
         raise CaptureError(text) from error.__cause__
 
 
+@dataclass
 class _Attempts(Generic[T]):
-    """A capture that follows what the program puts outside; where it is refused, or some are `counted`, one that follows its sums as well.
+    """A capture that follows what the program puts outside; where it is refused, or some are `counted`, one that follows its sums, too."""
 
-    names: whether refusals search for the holder of a tensor.
-    plain: what an attempt without stand-ins said: with fewer of them than all it would be the same, so that a failure is final.
-    """
-
-    def __init__(
-        self,
-        capture: Callable[[OutputRecorder | None, bool], T],
-        roots: list[Any],
-        *,
-        names: bool,
-        plain: str | None = None,
-        counted: dict[Key, CountedPlace] | None = None,
-    ) -> None:
-        self._capture, self._roots, self._names, self._plain = capture, roots, names, plain
-        self._counted = counted or {}  # what the program has changed that later attempts may follow
-        self._converts = bool(counted)  # whether it makes Python's numbers of tensors
+    capture: Callable[[OutputRecorder | None, bool], T]
+    roots: list[Any]
+    names: bool  # whether refusals search for the holder of a tensor
+    plain: str | None = None  # what an attempt without stand-ins said, which one with fewer than all would say: such a failure is final
+    counted: dict[Key, CountedPlace] = field(default_factory=dict)  # what the program has changed that later attempts may follow
+    converts: bool = False  # whether it makes Python's numbers of tensors
 
     def result(self) -> T:
         """Each attempt says which attributes are sums.
@@ -103,20 +95,20 @@ class _Attempts(Generic[T]):
         puts outside cannot be followed.
         """
         refusal: CaptureError | None = None
-        tried = bool(self._counted)
+        tried = bool(self.counted)
         while True:
             self._put_back()
-            summed, converts = dict(self._counted), self._converts
+            summed, converts = dict(self.counted), self.converts
             try:
                 captured = self._followed(summed)
             except CaptureError as error:
-                captured, self._converts = None, converts or getattr(error, "converts", False)
+                captured, self.converts = None, converts or getattr(error, "converts", False)
                 its_own = is_users_own(error) and not isinstance(error.__cause__, NameError)  # which reads a variable that was taken away
                 better = isinstance(error, StaleError) or isinstance(refusal, LeavingError)
                 if refusal is None or its_own or better:
                     refusal = error
             # a first attempt may fill what later ones find
-            settled = self._counted.keys() <= summed.keys() and self._converts is converts and tried
+            settled = self.counted.keys() <= summed.keys() and self.converts is converts and tried
             tried = True
             if settled or (captured is not None and not summed):
                 break
@@ -131,7 +123,7 @@ class _Attempts(Generic[T]):
         return captured
 
     def _put_back(self) -> None:
-        for each in self._counted.values():
+        for each in self.counted.values():
             each.put_back()
 
     def _followed(self, summed: dict[Key, CountedPlace]) -> T:
@@ -144,17 +136,17 @@ class _Attempts(Generic[T]):
         words: list[tuple[str, ...]] = []
         known_why: StaleError | None = None
         while True:
-            leaving, captured, failed = OutputRecorder(chosen, summed, self._converts), None, None
+            leaving, captured, failed = OutputRecorder(chosen, summed, self.converts), None, None
             try:
-                with leaving.in_place(self._roots):
-                    captured = self._capture(leaving, self._names)
+                with leaving.in_place(self.roots):
+                    captured = self.capture(leaving, self.names)
             except CaptureError as error:
                 failed = error
             finally:
                 known_why = known_why or leaving.missed
                 leaving.refusals.clear()
                 for key, place in leaving.counted.items():
-                    self._counted.setdefault(key, place)
+                    self.counted.setdefault(key, place)
                 for container in leaving.all():
                     container.forget()
                     container.stand_in = container.items = None
@@ -163,8 +155,8 @@ class _Attempts(Generic[T]):
                 narrower = unread
             if captured is not None and survive(leaving.befores):
                 raise StaleError("it keeps what an earlier step has left in an attribute where that is not found")
-            learned = self._counted.keys() > summed.keys() or (not self._converts and getattr(failed, "converts", False))
-            final = failed is not None and (learned or str(failed) == self._plain)
+            learned = self.counted.keys() > summed.keys() or (not self.converts and getattr(failed, "converts", False))
+            final = failed is not None and (learned or str(failed) == self.plain)
             if len(narrower) < len(leaving.containers) and not final:
                 chosen = narrower
             elif failed is not None:

@@ -180,8 +180,7 @@ def _computed(compute: Callable[..., Any], plain: Callable[..., Any]) -> Callabl
 Showing: TypeAlias = "Callable[[Outlet, tuple[Any, ...]], bool]"  # is given what is shown; whether it is shown later
 
 
-@contextmanager
-def shown_later(kept: list[Callable[[], object]]) -> Iterator[None]:
+def shown_later(kept: list[Callable[[], object]]) -> AbstractContextManager[None]:
     """What the user's code prints and logs meanwhile is kept, and not shown."""
 
     def keep(outlet: Outlet, args: tuple[Any, ...]) -> bool:
@@ -189,8 +188,7 @@ def shown_later(kept: list[Callable[[], object]]) -> Iterator[None]:
             kept.append(functools.partial(outlet.put, *args))
         return by_user
 
-    with _shown(keep):
-        yield
+    return _shown(keep)
 
 
 def _noted(log: EffectLog) -> Showing:

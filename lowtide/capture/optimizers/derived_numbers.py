@@ -137,17 +137,11 @@ class Branch:
     def holds(self, read: Callable[[Slot], Any]) -> bool:
         """Whether it comes out so for what `read` finds in the slots now. Equal contents are computed once."""
         try:
-            contents = {repr(content): content for slots in self.applied if (content := self._contents(slots, read)) is not None}
-            return all(self._outcome(content) is self.outcome for content in contents.values())
+            known = [[_content(read(slot), root) for slot, root in zip(slots, self.formula.roots, strict=True)] for slots in self.applied]
+            results = [self.formula(contents) for contents in {repr(each): each for each in known}.values()]
+            return all(bool(COMPARISONS[self.compare](*both)) is self.outcome for both in results)
         except (ArithmeticError, TypeError, ValueError, RuntimeError, StepError):
             return False
-
-    def _contents(self, slots: tuple[Slot, ...], read: Callable[[Slot], Any]) -> tuple[Any, ...]:
-        return tuple(_content(read(slot), layout) for slot, layout in zip(slots, self.formula.roots, strict=True))
-
-    def _outcome(self, contents: tuple[Any, ...]) -> bool:
-        left, right = self.formula(contents)
-        return bool(COMPARISONS[self.compare](left, right))
 
 
 class DerivedNumbers:
@@ -194,7 +188,8 @@ class DerivedNumbers:
         roots: dict[Value, None] = {}
         while wanted:
             value = wanted.pop()
-            _refuse_large(value)
+            if value.dtype != "scalar" and (value.storage.device != "cpu" or any(extent != 1 for extent in value.shape)):
+                raise UnknownNumberError
             if (maker := self._maker.get(value)) is not None:
                 if maker not in needed:
                     needed.add(maker)
@@ -226,11 +221,6 @@ def _content(item: Any, layout: _Look) -> Any:
     ):
         raise TypeError("a number became a tensor, or a tensor another one")
     return item.item() if tensor else item
-
-
-def _refuse_large(value: Value) -> None:
-    if value.dtype != "scalar" and (value.storage.device != "cpu" or any(extent != 1 for extent in value.shape)):
-        raise UnknownNumberError
 
 
 def _filled(arg: Any, things: Sequence[Any]) -> Any:

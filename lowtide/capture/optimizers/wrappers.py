@@ -10,7 +10,7 @@ happens in a step that is skipped, too, comes before it, and every write of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -153,9 +153,6 @@ class ScalerTrace:
         """The scaler's numbers are part of the program."""
         return tuple(Guard(Slot("scaler", (name,)), "eq", getattr(self.scaler, name), True) for name in (*_SETTINGS, "_enabled"))
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss * self.scale
-
     @torch.no_grad()
     def unscale(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         """Divide gradients by the scale; 1.0 if one of them has an element that is not finite, else 0.0."""
@@ -186,8 +183,7 @@ def stop_if(infinite: torch.Tensor, results: Iterable[Value], draft: Draft) -> N
     return node
 
 
-@contextmanager
-def scalers_refused() -> Iterator[None]:
+def scalers_refused() -> AbstractContextManager[None]:
     """A scaler that the user's own functions call would be left with fake tensors: its methods raise CaptureError instead."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -196,8 +192,7 @@ def scalers_refused() -> Iterator[None]:
             "the gradients before after_backward, skips the step where they are not finite, and updates the scale"
         )
 
-    with all_replaced((torch.amp.GradScaler, name, lambda _: refuse) for name in _METHODS):
-        yield
+    return all_replaced((torch.amp.GradScaler, name, lambda _: refuse) for name in _METHODS)
 
 
 def _unscaled(gradient: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

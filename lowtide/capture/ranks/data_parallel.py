@@ -18,7 +18,7 @@ Each collective comes after the one that began before it, as they have to meet i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -214,8 +214,7 @@ def unlike_a_step(wrapper: Any) -> str:
     return ""
 
 
-@contextmanager
-def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
+def passing_on(wrapper: nn.Module | None) -> AbstractContextManager[None]:
     """Calls of the wrapper are calls of its module; those of any other raise CaptureError, as they would speak with other processes."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -225,5 +224,4 @@ def passing_on(wrapper: nn.Module | None) -> Iterator[None]:
             raise CaptureError(why)
         return self.module(*args, **kwargs)
 
-    with placed(DistributedDataParallel, "forward", forward):
-        yield
+    return placed(DistributedDataParallel, "forward", forward)
