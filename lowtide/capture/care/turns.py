@@ -44,7 +44,6 @@ T = TypeVar("T")
 Undo: TypeAlias = Callable[[], object]  # may be done twice
 Replacing: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes a function of the one that was there
 
-_MISSING = object()
 _FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
 _NOT_THE_USERS = (contextlib.__file__, *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])))
 _lock = threading.RLock()
@@ -129,7 +128,7 @@ def all_replaced(functions: Iterable[tuple[Any, str, Replacing]]) -> Iterator[No
 @contextmanager
 def placed(owner: Any, name: str, item: Any) -> Iterator[None]:
     """While this lasts, `owner.name` is this, for all threads."""
-    original = vars(owner).get(name, _MISSING)
+    original = vars(owner).get(name, ABSENT)
     with undoing() as undo:
         undo(functools.partial(_put_back, owner, name, original))
         setattr(owner, name, item)
@@ -168,7 +167,7 @@ def for_this_thread(own: Callable[..., Any], others: Callable[..., Any]) -> Call
 
 
 def _put_back(owner: Any, name: str, original: Any) -> None:
-    if original is not _MISSING:
+    if original is not ABSENT:
         setattr(owner, name, original)
     elif name in vars(owner):
         delattr(owner, name)

@@ -92,16 +92,14 @@ class _Host:
             raise LeavingError(why_unread(asked_by, str(why))) from None
 
     def tolist(self, tensor: torch.Tensor) -> Any:
-        """For `tensor.tolist()`: one question for all its numbers."""
-        return self.values(tensor, "Tensor.tolist").tolist() if self.recorder.numbers is None else self._listed(tensor)
-
-    def _listed(self, tensor: torch.Tensor) -> Any:
-        draft = self.recorder.draft
+        """For `tensor.tolist()`: one question for all its numbers; those that nobody knows yet one by one, where that may be."""
         try:
-            return self.recorder.reader.values(draft, "Tensor.tolist", draft.value(tensor)).tolist()
-        except UnreadableError:
-            with torch.no_grad():
-                return [self._listed(each) for each in tensor.unbind()] if tensor.dim() else self.item(tensor)
+            return self.values(tensor, "Tensor.tolist").tolist()
+        except LeavingError:
+            if self.recorder.numbers is None:
+                raise
+        with torch.no_grad():
+            return [self.tolist(each) for each in tensor.unbind()] if tensor.dim() else self.item(tensor)
 
     def item(self, tensor: torch.Tensor) -> Any:
         """For `tensor.item()`: what nobody knows before the step runs is a number that can be put somewhere, and no more."""

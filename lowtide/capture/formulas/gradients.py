@@ -21,22 +21,18 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
+from lowtide.capture.calls import resolve
 from lowtide.capture.care.turns import during
 from lowtide.capture.draft import Draft
 from lowtide.capture.formulas.dispatch import FormulaFunction, as_aten, before_autocast, formula, wants_gradient
 from lowtide.ir.graph import Node, Value
 
 _ATEN = torch.ops.aten
-_WRITERS: dict[OpOverload, OpOverload] = {
-    _ATEN.index_put.default: _ATEN.index_put_.default,
-    _ATEN.put.default: _ATEN.put_.default,
-    _ATEN.scatter.src: _ATEN.scatter_.src,
-    _ATEN.scatter.value: _ATEN.scatter_.value,
-    _ATEN.scatter_add.default: _ATEN.scatter_add_.default,
-    _ATEN.index_add.default: _ATEN.index_add_.default,
-    _ATEN.index_fill.int_Scalar: _ATEN.index_fill_.int_Scalar,
-    _ATEN.index_fill.int_Tensor: _ATEN.index_fill_.int_Tensor,
-}
+_WRITING = (
+    "index_put.default", "put.default", "scatter.src", "scatter.value", "scatter_add.default", "index_add.default",
+    "index_fill.int_Scalar", "index_fill.int_Tensor",
+)  # fmt: skip
+_WRITERS = {resolve(f"aten.{name}"): resolve(f"aten.{name.replace('.', '_.')}") for name in _WRITING}
 _ZEROS = {f"aten.{name}.default" for name in ("zeros", "zeros_like", "new_zeros")}
 _CHOICE = "aten.where.self"
 _NEAR = 8  # nodes: between a formula's zeros and what it writes there are views and conversions of places

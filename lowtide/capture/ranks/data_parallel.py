@@ -152,10 +152,8 @@ _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's own
 
 
 def module_of(model: nn.Module) -> nn.Module:
-    if not isinstance(model, DistributedDataParallel):
-        return model
-    within: nn.Module = model.module
-    return within
+    module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return module
 
 
 def ranks_of(model: nn.Module, group: dist.ProcessGroup | None, shard: str = "") -> Ranks | None:

@@ -72,7 +72,7 @@ class Symbols:
         symbol = self.env.create_symbol(number, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
         kept = replace(dimension, least=max(dimension.least, _LEAST_SYMBOLIC), most=max(dimension.most, number))
         self.env.constrain_symbol_range(symbol, kept.least, kept.most)
-        _known[self.env].names[symbol] = kept.symbol
+        self.env.names[symbol] = kept.symbol
         self._ints[dimension.extent_name] = dimension.extent(self.env.create_symintnode(symbol, hint=number, source=source))
         self._kept.append(kept)
 
@@ -108,7 +108,7 @@ class Symbols:
         """What torch has taken for granted of the dimensions."""
         if self.env is None:
             return ()
-        env, names = self.env, _known[self.env].names
+        env, names = self.env, self.env.names
         relations = ((_without_fractions(env, guard.expr).xreplace(names), str(guard.sloc)) for guard in env.guards)
         return tuple(Condition(_in_our_words(relation), where) for relation, where in relations)
 
@@ -144,17 +144,6 @@ class _Concrete(Sequence[Node]):
         return self._symbols.node(self._nodes[at], self._point)
 
 
-class _KnownSymbols:
-    """What is known of one environment: the graph's symbols by torch's, and sizes by torch's expressions."""
-
-    def __init__(self) -> None:
-        self.names: dict[sympy.Symbol, sympy.Symbol] = {}
-        self.sizes: dict[sympy.Expr, Size] = {}
-
-
-_known: weakref.WeakKeyDictionary[ShapeEnv, _KnownSymbols] = weakref.WeakKeyDictionary()
-
-
 TAKES_NUMBERS = "torch has this for numbers alone: compute it by operators that take any size, or leave the dimension out of `dynamic`"
 
 
@@ -184,14 +173,18 @@ class _Environment(ShapeEnv):
 
     def __init__(self) -> None:
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+        self.names: dict[sympy.Symbol, sympy.Symbol] = {}  # the graph's symbols by torch's
+        self.sizes: dict[sympy.Expr, Size] = {}  # by torch's expressions
         self.done: dict[Any, SymNode] = {}  # by operation and what it is of
-        _known[self] = _KnownSymbols()
+        _environments.add(self)
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
-        names = _known[self].names
-        if a in names and a != tgt:
-            raise FixedError(str(names[a]), tgt.xreplace(names))
+        if a in self.names and a != tgt:
+            raise FixedError(str(self.names[a]), tgt.xreplace(self.names))
         super()._set_replacement(a, tgt, msg)
+
+
+_environments: weakref.WeakSet[_Environment] = weakref.WeakSet()
 
 
 def nothing_twice() -> AbstractContextManager[None]:
@@ -221,15 +214,14 @@ def _once(node: Any, key: Any, plain: Callable[[Any, Any], SymNode], other: Any)
 
 def with_names(text: str) -> str:
     """A text of torch's with the names of dimensions in the places of its own symbols."""
-    for known in list(_known.values()):
-        for theirs, ours in known.names.items():
+    for env in list(_environments):
+        for theirs, ours in env.names.items():
             text = re.sub(rf"\b{re.escape(str(theirs))}\b", str(ours), text)
     return text
 
 
 def expression_of(item: torch.SymFloat) -> Any:
-    node = item.node
-    return node.expr.xreplace(_known[node.shape_env].names)
+    return item.node.expr.xreplace(item.node.shape_env.names)
 
 
 def is_symbolic(item: Any) -> bool:
@@ -245,10 +237,10 @@ def size_of(item: Extent) -> Size:
     if (number := node.maybe_as_int()) is not None:
         return int(number)
     env, expression = node.shape_env, node.expr
-    known = _known[env]
-    if expression not in known.sizes:
-        known.sizes[expression] = _size(_without_fractions(env, expression).xreplace(known.names))
-    return known.sizes[expression]
+    sizes: dict[sympy.Expr, Size] = env.sizes
+    if expression not in sizes:
+        sizes[expression] = _size(_without_fractions(env, expression).xreplace(env.names))
+    return sizes[expression]
 
 
 def sizes_of(items: Sequence[Extent]) -> tuple[Size, ...]:
