@@ -255,10 +255,8 @@ def may_take(func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...])
         return ()
     out, known = outputs[0], row(func)
     plainly = out.storage.device == "cpu" and out.stride == contiguous_stride(out.shape)
-    if (
-        known.in_memory_of and known.collective is Collective.NONE and not plainly
-    ):  # a kernel that looks at no strides is proven there alone
-        return ()
+    if known.in_memory_of and known.collective is Collective.NONE and not plainly:
+        return ()  # a kernel that looks at no strides is proven there alone
     if out.dtype.startswith("complex"):  # a complex division in place takes another loop, and gives other bits
         return ()
     inputs = Node("", recorded[0], (), recorded[1]).inputs

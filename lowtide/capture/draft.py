@@ -225,11 +225,8 @@ class Draft:
 
     def may_take(self, func: OpOverload, recorded: Any, outputs: tuple[Value | None, ...]) -> tuple[tuple[Value, str], ...]:
         """The inputs whose memory the result may take over; of a lazy one only its bytes lie there."""
-        if (
-            self._zeros
-            and func._schema.name in _KEEP_ZEROS
-            and any(each.storage in self._zeros for each in Node("", recorded[0], (), recorded[1]).inputs)
-        ):
+        given = Node("", recorded[0], (), recorded[1]).inputs if self._zeros and func._schema.name in _KEEP_ZEROS else ()
+        if any(each.storage in self._zeros for each in given):
             self._zeros.update(each.storage for each in outputs if each is not None)
         pairs = may_take(func, recorded, outputs)
         return tuple(each for each in pairs if each[0] not in self._lazy and each[0].storage not in self._zeros)

@@ -172,16 +172,13 @@ class Trace:
         self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
         self.reads = AttributeReads()
         slots: dict[torch.Tensor, Slot] = {}
-        for table, kind, fakes in (
-            ("parameter", Kind.PARAMETER, self.fakes.parameters),
-            ("buffer", Kind.BUFFER, self.fakes.buffers),
-            ("attribute", Kind.BUFFER, self.fakes.attributes),
-        ):
+        for table, fakes in (("parameter", self.fakes.parameters), ("buffer", self.fakes.buffers), ("attribute", self.fakes.attributes)):
+            kind = Kind.PARAMETER if table == "parameter" else Kind.BUFFER
             for real, fake in fakes.items():
                 name = self.fakes.names[real]
                 slots[real] = Slot(table, (name,))
                 self.real[slots[real]] = real
-                self.recorder.draft.add_input(self.fakes.parts.get(real, fake), Slot(table, (name,)), kind, name)
+                self.recorder.draft.add_input(self.fakes.parts.get(real, fake), slots[real], kind, name)
         if leaving is not None:
             leaving.own = frozenset(map(id, model.modules()))
             self.recorder.numbers = leaving.numbers
@@ -295,6 +292,7 @@ class Trace:
 
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
+        alone = rebuild is next and isinstance(result, torch.Tensor)  # as most programs return one
         refuse_changed_batch(*self.batch)
         reads = self.reads.pairs(self.model)
         self.watch.note(recorder.draft)
@@ -309,9 +307,7 @@ class Trace:
             gradients,
             update.state_entries,
             reads if self.leaving is None else self.leaving.without(reads, self.model),
-            (lambda tensors, before=(): tensors[0])
-            if rebuild is next and isinstance(result, torch.Tensor)
-            else put,  # most programs return one tensor
+            (lambda tensors, before=(): tensors[0]) if alone else put,
             computed,
             detached,
             self.data.alone,

@@ -59,10 +59,8 @@ class RememberingFunctions:
     def forget(self) -> None:
         """Forget the answers of a capture that has failed, so that nothing finds them that runs next."""
         names = {type(module).__module__ for model in self._models for module in model.modules()}
-        for cached in (
-            *self.functions,
-            *(each for name in names if not name.startswith("torch.") for each in _beside(sys.modules.get(name))),
-        ):
+        beside = (each for name in names if not name.startswith("torch.") for each in _beside(sys.modules.get(name)))
+        for cached in (*self.functions, *beside):
             if any(map(holds_fakes, gc.get_referents(cached))):
                 forget_answers(cached)
 

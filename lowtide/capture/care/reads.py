@@ -64,13 +64,9 @@ class AttributeReads:
     def put(self, module: nn.Module) -> list[str]:
         """The names of one of them."""
         own: dict[str, Any] = attributes(module)
-        written = (
-            name
-            for name in self._written.get(id(module), ())
-            if name in own and is_put(own[name]) and not isinstance(own[name], torch.Tensor)
-        )
-        first = self._first[id(module)]
-        return sorted(name for name in written if name not in first and "__dict__" not in first)
+        written, first = self._written.get(id(module), set()), self._first[id(module)]
+        unread = set[str]() if "__dict__" in first else written - first
+        return sorted(name for name in unread if name in own and is_put(own[name]) and not isinstance(own[name], torch.Tensor))
 
     def note(self, module: nn.Module, name: str) -> None:
         at = id(module)

@@ -42,14 +42,10 @@ _hosts: list[_Host] = []  # of what is recorded, the innermost last
 def reading(recorder: Recorder) -> Iterator[None]:
     """While this lasts, functions that read tensors on the host read the example."""
     host = _Host(recorder)
-    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
-        (FakeTensor, "tolist", host.tolist),
-        (FakeTensor, "numpy", host.numpy),
-        (FakeTensor, "__array__", host.array),
-        (FakeTensor, "__format__", host.text),
-    ]
+    own: dict[str, Callable[..., Any]] = {"tolist": host.tolist, "numpy": host.numpy, "__array__": host.array, "__format__": host.text}
     if recorder.numbers is not None:
-        replacements.append((FakeTensor, "item", host.item))
+        own["item"] = host.item
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [(FakeTensor, name, function) for name, function in own.items()]
     if (library := sys.modules.get("transformers.utils.import_utils")) is not None and hasattr(library, "is_fake_tensor"):
         replacements.append((library, "is_fake_tensor", lambda tensor: False))  # else it leaves out questions that eager asks
     functions = ((owner, name, partial(lambda replacement, _: replacement, replacement)) for owner, name, replacement in replacements)

@@ -88,13 +88,11 @@ class Container:
         keys = self.items.keys() if isinstance(self.items, dict) else ()
         if self.keys_at and self.changes_itself and keys != self.original.keys():
             return self.keys_at
+        if not (self.changes if as_a_whole else self.changes_itself):
+            return ""
         begun = (line for key, line in self.missing.items() if self._differentiated(key) is None)
         trained = (line for key, line in self.absent_at.items() if self._differentiated(key))
-        return (
-            (self.read_at or (self.whole if grown else "") or next(begun, "") or next(trained, ""))
-            if (self.changes if as_a_whole else self.changes_itself)
-            else ""
-        )
+        return self.read_at or (self.whole if grown else "") or next(begun, "") or next(trained, "")
 
     def _differentiated(self, key: Any) -> bool | None:
         """Whether a tensor lies under a key now, and requires gradients, so that eager would go through it again; None for none."""

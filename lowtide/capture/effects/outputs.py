@@ -70,9 +70,7 @@ class OutputRecorder:
     @contextmanager
     def in_place(self, roots: Iterable[Any]) -> Iterator[None]:
         """Stand-ins are in the places of containers while this lasts."""
-        with undoing() as undo, module_views() as views:
-            undo(lambda: _active.__setitem__(slice(None), []))
-            _active[:] = [self]
+        with undoing() as undo, module_views() as views, listed(_active, self):
             functions: list[types.FunctionType] = []
 
             def meet(function: types.FunctionType, named: set[str]) -> None:
@@ -188,13 +186,8 @@ class OutputRecorder:
             raise self.refusals[0]
         if holds_stand_in(result):
             raise StaleError("the program returns a container of its own")
-        in_modules = [
-            now.kept
-            for item, table, _ in self.tables
-            if isinstance(item, nn.Module)
-            for now in seen(item, table).values()
-            if is_stand_in(now)
-        ]
+        of_modules = [seen(item, table).values() for item, table, _ in self.tables if isinstance(item, nn.Module)]
+        in_modules = [now.kept for items in of_modules for now in items if is_stand_in(now)]
         for container in in_modules:  # nobody looks there for less than the whole
             in_modules.extend(container.within)
         for container in self.all():

@@ -254,11 +254,8 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
             return NotImplemented  # its own operator takes over
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
-            return (
-                text_of(function, one, two)
-                if function is operator.add
-                else function(_asked(one, function.__name__), _asked(two, function.__name__))
-            )
+            name = function.__name__
+            return text_of(function, one, two) if function is operator.add else function(_asked(one, name), _asked(two, name))
         if function is operator.add and {kind_of(one), kind_of(two)} == {tuple}:
             return put_together(function, (one, two), tuple)
         if type(other) not in (int, float) and not isinstance(other, Term):

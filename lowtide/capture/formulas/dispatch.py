@@ -144,14 +144,10 @@ def _operators() -> Iterator[OpOverload]:
 def _computes(op: OpOverload) -> bool:
     """Whether it makes tensors of tensors, and of nothing that a kernel in Python cannot be handed."""
     types = [str(argument.type) for argument in op._schema.arguments]
-    if (
-        op._schema.is_mutable
-        or op.is_view
-        or torch.Tag.nondeterministic_seeded in op.tags
-        or any("Storage" in each or "Generator" in each for each in types)
-    ):
+    if op._schema.is_mutable or op.is_view or torch.Tag.nondeterministic_seeded in op.tags:
         return False
-    return any("Tensor" in each for each in types) and any("Tensor" in str(each.type) for each in op._schema.returns)
+    handed = any("Tensor" in each for each in types) and not any("Storage" in each or "Generator" in each for each in types)
+    return handed and any("Tensor" in str(each.type) for each in op._schema.returns)
 
 
 @formula(*_operators())

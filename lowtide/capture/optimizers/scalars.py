@@ -77,11 +77,9 @@ class Scalars:
 
     def root(self, slot: Slot, actual: Any, name: str) -> Any:
         """What the optimizer gets for the number at `slot`; flags, None and strings are taken as they are and guarded."""
-        if actual is None or isinstance(actual, (bool, str)):
-            self.guards[Guard(slot, "is" if actual is None else "eq", actual, True)] = None
-            return actual
-        if isinstance(actual, (torch.dtype, torch.device)) or callable(actual):
-            self.guards[Guard(slot, "is", actual, True)] = None
+        plain = isinstance(actual, (bool, str))
+        if plain or actual is None or isinstance(actual, (torch.dtype, torch.device)) or callable(actual):
+            self.guards[Guard(slot, "eq" if plain else "is", actual, True)] = None
             return actual
         if actual is not UNKNOWN and not isinstance(actual, (int, float)):
             raise CaptureError(f"{slot} holds a {type(actual).__name__}; numbers, flags, strings and None can be captured")

@@ -120,8 +120,5 @@ class WholeTensors:
         rows = torch.ops.lowtide.load_parts(sent, self._ranks.size, self._ranks.group).view(self._ranks.size, -1)
         for whole, piece in zip(bucket, rows.split([len(part) for part in parts], 1), strict=True):
             gathered = piece.reshape(-1)[: whole.numel()].view(whole.shape)
-            lies_alike = (gathered.stride(), gathered.storage_offset()) == (
-                whole.stride(),
-                whole.storage_offset(),
-            )  # or a view of one element
-            yield gathered if lies_alike else gathered.new_empty_strided(whole.shape, whole.stride()).copy_(gathered)
+            layouts = [(each.stride(), each.storage_offset()) for each in (gathered, whole)]  # others also of a view of one element
+            yield gathered if layouts[0] == layouts[1] else gathered.new_empty_strided(whole.shape, whole.stride()).copy_(gathered)

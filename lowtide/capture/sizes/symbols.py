@@ -258,12 +258,10 @@ def multiplied(extent: Extent, factor: float) -> Extent:
 def _quotient(env: ShapeEnv, expression: Any, factor: float) -> Fraction | None:
     """The quotient of whole numbers by which all that an expression may be gives, rounded down, what the factor does; None for none."""
     quotient, most = Fraction(factor).limit_denominator(_LARGEST_QUOTIENT), env.bound_sympy(expression).upper
-    known = most.is_Integer and most <= _MOST_ASKED
-    return (
-        quotient
-        if known and all(number * quotient.numerator // quotient.denominator == int(number * factor) for number in range(int(most) + 1))
-        else None
-    )
+    if not most.is_Integer or most > _MOST_ASKED:
+        return None
+    extents = range(int(most) + 1)
+    return quotient if all(each * quotient.numerator // quotient.denominator == int(each * factor) for each in extents) else None
 
 
 def _without_fractions(env: ShapeEnv, expression: Any) -> Any:
