@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +123,14 @@ def entry(table: Any, key: Any, default: Any = ABSENT) -> Any:
     if key is LENGTH:
         return len(table)
     return table.get(key, default) if isinstance(table, dict) else table[key]
+
+
+def put_entry(table: MutableMapping[str, Any], name: str, item: Any) -> None:
+    """Put something under a name of a table; ABSENT takes away what there is."""
+    if item is ABSENT:
+        table.pop(name, None)
+    else:
+        table[name] = item
 
 
 def _entry_of(table: Any, key: Any) -> Any:

@@ -34,7 +34,7 @@ import numpy
 import numpy.random
 import torch
 
-from lowtide.base.places import ABSENT, Position, attributes, is_slot, static_attribute
+from lowtide.base.places import ABSENT, Position, attributes, is_slot, put_entry, static_attribute
 from lowtide.capture.care.writes import refuse
 from lowtide.capture.effects.stand_ins import is_stand_in
 from lowtide.capture.results import holds_fakes, is_number
@@ -367,10 +367,8 @@ class WrittenAttributes:
         own, (_, before) = attributes(item), self._before[id(item), name]
         if own is ABSENT or is_slot(item, name):
             Position.of(item, name).put(before)
-        elif before is ABSENT:
-            own.pop(name, None)
         else:
-            own[name] = before
+            put_entry(own, name, before)
 
     def put_all_back(self) -> None:
         for (_, name), (item, _) in self._before.items():

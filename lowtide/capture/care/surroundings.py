@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
+from lowtide.base.places import ABSENT, Position, put_entry, slots_of, static_attribute
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
@@ -170,10 +170,7 @@ def _of_function(function: types.FunctionType, waiting: collections.deque[Any], 
 
 def _put_back_names(table: dict[str, Any], before: dict[str, Any]) -> None:
     for name, item in before.items():
-        if item is not ABSENT:
-            table[name] = item
-        elif name in table:
-            del table[name]
+        put_entry(table, name, item)
 
 
 def is_users_module(item: Any) -> bool:

@@ -37,7 +37,7 @@ from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils import _python_dispatch as dispatching
 
-from lowtide.base.places import ABSENT, shown
+from lowtide.base.places import ABSENT, put_entry, shown
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -286,7 +286,7 @@ class ModuleViews:
         """All find the same again. What the program has set past `nn.Module` is put back."""
         for module, _ in self._found.values():
             for name, before in self.set_past(module):
-                lying_in(module).pop(name, None) if before is ABSENT else lying_in(module).update({name: before})
+                put_entry(lying_in(module), name, before)
         for at, before in self._before.items():
             if (view := shown.get(at, before)) is not before:
                 for table in (*map(view[1].__getitem__, _TABLES), view[1]):

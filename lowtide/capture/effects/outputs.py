@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.places import ABSENT, LENGTH, Beside, Sum, entry, referred, static_attribute
+from lowtide.base.places import ABSENT, LENGTH, Beside, Sum, entry, put_entry, referred, static_attribute
 from lowtide.capture.care.contents import differ, is_plain
 from lowtide.capture.care.follower import Follower
 from lowtide.capture.care.turns import listed, module_views, seen, undoing
@@ -111,7 +111,7 @@ class OutputRecorder:
                 sums = isinstance(now, kinds_of(was))
                 if (sums or _is_of_variables(item)) and (holds_fakes(now) or differ(was, now)):
                     old = was.kept.original if is_stand_in(was) else was
-                    put = functools.partial(_put, table, name, old if default is ABSENT else ABSENT)
+                    put = functools.partial(put_entry, table, name, old if default is ABSENT else ABSENT)
                     self.counted[id(item), name] = CountedPlace(put, sums, default if sums else ABSENT)
         for container in self.containers.values():
             items: Any = container.items
@@ -131,7 +131,7 @@ class OutputRecorder:
             if at != id(item):
                 continue
             was = entries.get(name, ABSENT)
-            undo(functools.partial(_put, entries, name, was))
+            undo(functools.partial(put_entry, entries, name, was))
             default = self.summed[at, name].default  # of its class
             if kinds_of(value := default if was is ABSENT else was) and self.summed[at, name].sums:
                 entries[name] = self._before((at, name), lambda: table, value, default)
@@ -281,7 +281,7 @@ class OutputRecorder:
                 if not _begins(was, entries[name]):  # else a place that is looked at before each step: later ones are captured anew
                     going_on.follow(item, name, _called(item, name), was, entries[name])
                     followed.add((id(item), name))
-            _put(entries, name, before.get(name, ABSENT))
+            put_entry(entries, name, before.get(name, ABSENT))
         for container in containers:
             if container.changes_itself:
                 going_on.follow_within(container)
@@ -376,10 +376,3 @@ def _begins(was: Any, now: Any) -> bool:
     if isinstance(now, torch.Tensor):
         return (is_plain(was) or was is ABSENT) and not now.requires_grad
     return (is_number(now) or type(now) in (tuple, list, dict)) and (was is None or was is ABSENT)
-
-
-def _put(table: MutableMapping[str, Any], name: str, was: Any) -> None:
-    if was is not ABSENT:
-        table[name] = was
-    else:
-        table.pop(name, None)
