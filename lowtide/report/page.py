@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from lowtide.base.files import write_whole
+from lowtide.base.files import template, write_whole
 from lowtide.base.messages import bytes_text, less_text, op_text, time_text
 from lowtide.ir.graph import Node
 from lowtide.plan.contents import Contents
@@ -24,6 +23,7 @@ from lowtide.plan.snapshot import LiveTensor, kind_text, source_text
 from lowtide.plan.summary import one_line, snapshot_line, splits_of, summarize
 from lowtide.report.chart import Chart, Course, Mark, Scale, addresses, begins, curve, stack
 
+_PAGES = Path(__file__).parent / "pages"
 _MOST_ROWS = 200
 _LONGEST = 120  # of a name that a page shows
 
@@ -171,7 +171,7 @@ def page(plan: Contents, title: str = "") -> str:
     course = Course.of(plan)
     charts, scale = _charts(plan, course)
     at = begins(course.timeline, scale.by_time)
-    text: str = _template("plan.html").render(
+    text: str = template(_PAGES / "plan.html").render(
         title=title or "A step's memory",
         line=one_line(plan),
         figures=_figures(plan),
@@ -192,15 +192,6 @@ def page(plan: Contents, title: str = "") -> str:
         data=_data(course, at),
     )
     return text
-
-
-@cache
-def _template(name: str) -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only those who want a page wait for it
-
-    loader = FileSystemLoader(Path(__file__).parent / "pages", encoding="utf-8")
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return pages.get_template(name)
 
 
 def _charts(plan: Contents, course: Course) -> tuple[list[Chart], Scale]:
@@ -248,4 +239,4 @@ def _data(course: Course, at: list[float]) -> dict[str, Any]:
 
 def needs_page(title: str, headline: str, kinds: str, rows: Sequence[Sequence[str]], assumed: str) -> str:
     """What a model needs, as a page; all texts are escaped."""
-    return str(_template("needs.html").render(title=title, headline=headline, kinds=kinds, rows=rows, assumed=assumed))
+    return str(template(_PAGES / "needs.html").render(title=title, headline=headline, kinds=kinds, rows=rows, assumed=assumed))
