@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowtide.cost.memory import checked_order, simulate
 from lowtide.problems import Status
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
-from lowtide.schedule.base import Schedule, Solver, scheduled
+from lowtide.schedule.base import Anytime, Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
@@ -128,7 +128,7 @@ def _sorted(rows: Rows) -> Rows:
 
 
 @dataclass(frozen=True)
-class Repair:
+class Repair(Anytime):
     """Improves the order of `first` by windows of up to `largest` steps around its peak, each ordered by `inner`.
 
     A window starts at `window` steps and doubles while it does not help. Each look at a long order is at several of its highest places,
@@ -147,11 +147,6 @@ class Repair:
     def __post_init__(self) -> None:
         if not 2 <= self.window <= self.largest:
             raise ValueError(f"expected 2 <= window <= largest, got window {self.window} and largest {self.largest}")
-
-    def solve(self, problem: OrderProblem) -> Schedule:
-        """The order whose peak no window lowers, and the best bound of cuts."""
-        *_, last = self.answers(problem)
-        return last
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
         """The first solver's order with the bound of cuts, and each lower peak that windows lead to."""
