@@ -23,7 +23,7 @@ from lowtide.ir.operators.nodes import begins_collective, is_collective, is_tran
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import in_order
-from lowtide.problems.order import OrderProblem
+from lowtide.problems.order import OrderProblem, Rows
 from lowtide.remat.ahead import ahead_of_all
 from lowtide.remat.problem import RematProblem
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
@@ -32,7 +32,7 @@ from lowtide.rewrite.loads import alike, begun_apart, taken_once
 def beside(problem: OrderProblem, order: Sequence[int], begins: AbstractSet[int], waits: AbstractSet[int]) -> list[int]:
     """The order with `begins` early and `waits` late."""
     most_bytes, moved = simulate(problem, order).peak_bytes, list(order)
-    before = [problem.preds.ids[start:end].tolist() for start, end in zip(problem.preds.ptr, problem.preds.ptr[1:], strict=False)]
+    before = problem.preds.lists()
     begun = [each for each in order if each in begins]
     for earlier, later in pairwise(begun):  # links work in the order in which their work is wanted
         before[later].append(earlier)
@@ -53,15 +53,14 @@ def holding(problem: OrderProblem, waits: Mapping[int, int]) -> OrderProblem:
     sizes = np.array([workspace_bytes[wait] for wait in waits], np.int64)
     workspace_bytes[[*waits, *waits.values()]] = 0
     row_of = {wait: first + row for row, wait in enumerate(waits)}
-    reads = [problem.read_ids[start:end].tolist() for start, end in zip(problem.read_ptr, problem.read_ptr[1:], strict=False)]
-    rows = [[*row, row_of[node]] if node in row_of else row for node, row in enumerate(reads)]
+    reads = Rows.of([[*row, row_of[node]] if node in row_of else row for node, row in enumerate(problem.reads.lists())])
     return dataclasses.replace(
         problem,
         tensor_bytes=np.concatenate([problem.tensor_bytes, sizes]),
         producer=np.concatenate([problem.producer, np.array(list(waits.values()), np.int32)]),
         kept=np.concatenate([problem.kept, np.zeros(len(sizes), bool)]),
-        read_ptr=np.cumsum([0, *map(len, rows)], dtype=np.int32),
-        read_ids=np.array([each for row in rows for each in row], np.int32),
+        read_ptr=reads.ptr,
+        read_ids=reads.ids,
         workspace_bytes=workspace_bytes,
     )
 
