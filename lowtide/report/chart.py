@@ -136,11 +136,6 @@ class Chart:
     peak: Mark
     width: float  # percents of the scale that the step takes
 
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """The same in words: each kind, and its most bytes."""
-        return [(band.name, band.most) for band in self.bands]
-
 
 def stack(title: str, timeline: Timeline, scale: Scale) -> Chart:
     at = begins(timeline, scale.by_time)
