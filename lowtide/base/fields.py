@@ -138,7 +138,7 @@ def record(where: str, item: Any, kind: type[R], **least: float) -> R:
 
     Numbers are 0 or more, or what `least` says of their field, also in dataclasses within this one.
     """
-    known = _annotated(kind)
+    known = _annotated(kind)  # type: ignore[arg-type]  # classes have a hash
     check_fields(where, item, set(known))
     read = {
         name: _of_type(where, name, item.get(name), wanted, least)

@@ -373,7 +373,7 @@ def turned(ptr: Any, ids: Any, columns: Any) -> tuple[Ints, Ints, Ints]:
     return starts, rows, entries
 
 
-def offsets(lengths: NDArray[np.int64]) -> Ints:
+def offsets(lengths: NDArray[Any]) -> Ints:
     """[rows + 1] where each row of such lengths starts, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
