@@ -130,8 +130,8 @@ def _rate(item: dict[str, Any], field: str) -> float | None:
 
 def _memory(item: Any) -> Space:
     """A space checks its own numbers; the bytes of its arena follow from blocks."""
-    told = {name: each for name, each in item.items() if name != "arena_bytes"} if isinstance(item, dict) else item
-    return record("a space", told, Space)
+    own = {name: each for name, each in item.items() if name != "arena_bytes"} if isinstance(item, dict) else item
+    return record("a space", own, Space)
 
 
 def _block(index: int, item: Any) -> EdgeBlock:

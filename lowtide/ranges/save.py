@@ -121,8 +121,8 @@ def read_range(text: str) -> WrittenRange:
     _check_format(data)
     if fields.string(_WHERE, data, SEAL) != checksum(data):
         raise FormatError(f"{_WHERE}: expected the file as it was written, got one whose {SEAL!r} is another's: save it again")
-    told = {name: each for name, each in data.items() if name not in ("format", "version", SEAL)}
-    return fields.record(_WHERE, told, WrittenRange, **_LEAST)
+    own = {name: each for name, each in data.items() if name not in ("format", "version", SEAL)}
+    return fields.record(_WHERE, own, WrittenRange, **_LEAST)
 
 
 def is_range(text: str) -> bool:
