@@ -108,25 +108,9 @@ class Explanation:
         return f"it fits in {limit} by {self.within.what}{_slower(self.within, ', ')}: {self.call(self.within)}"
 
     def figures(self) -> dict[str, Any]:
-        return {
-            "peak_bytes": self.peak_bytes,
-            "resident_bytes": self.resident_bytes,
-            "allocated_bytes": self.allocated_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "time_us": self.time_us,
-            "device": self.device,
-            "dimensions": self.dimensions,
-            "assumed": self.assumed,
-            "peak": asdict(self.peak),
-            "by_kind": self.by_kind,
-            "by_module": self.by_module,
-            "remedies": [self._remedy_figures(remedy) for remedy in self.remedies],
-            "frontier": self.frontier,
-            "memory_bytes": self.memory_bytes,
-            "host_bytes": self.host_bytes,
-            "fits": self.fits,
-            "within": None if self.within is None else self._remedy_figures(self.within),
-        }
+        derived = {name: getattr(self, name) for name in ("peak_bytes", "by_kind", "by_module", "fits")}
+        within = None if self.within is None else self._remedy_figures(self.within)
+        return asdict(self) | derived | {"remedies": [*map(self._remedy_figures, self.remedies)], "within": within}
 
     def _remedy_figures(self, remedy: Remedy) -> dict[str, Any]:
         return asdict(remedy) | {"call": self.call(remedy)}

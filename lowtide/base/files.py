@@ -112,11 +112,11 @@ def read_utf8(path: _PathLike, *, regular: bool = False) -> str:
 
 @cache
 def template(path: Path) -> Any:
-    """A page as jinja2 fills it in, what it includes lies beside it; whatever it is given is escaped."""
+    """A page as jinja2 fills it in, what it includes lies beside it; whatever it is given is escaped, but in C."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only those who want a page wait for it
 
     loader = FileSystemLoader(path.parent, encoding="utf-8")
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages = Environment(loader=loader, autoescape=path.suffix != ".h", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return pages.get_template(path.name)
 
 

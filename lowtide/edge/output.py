@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, astuple
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lowtide.errors import CheckError, FormatError
 from lowtide.problems import Status
 
 _FORMAT = "lowtide edge plan 1"
+_PAGE, _HEADER = (Path(__file__).with_name(name) for name in ("plan.html", "plan.h"))
 _FIELDS = {
     "format", "network", "digest", "spaces", "order", "blocks", "moves", "macs_per_s", "constants_bytes_per_s", "dma", "time_ps", "least",
     "bound", "status", "gap", "cuts", "inputs_outside",
@@ -152,39 +154,11 @@ def to_header(plan: EdgePlan) -> str:
 
     Moves and the later places of what is moved are a table of bytes to copy. Names are those of the network, in C's letters.
     """
-    guard = f"LOWTIDE_{_c_name(plan.graph.name)}_PLAN_H"
-    lines = [f"#ifndef {guard}", f"#define {guard}", "", f"/* {_comment(plan.graph.name)}: {plan.status.name.lower()}. */", ""]
-    names: set[str] = set()
-    for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True):
-        lines.append(f"#define {_unique(memory.name, 'ARENA_BYTES', names)} {arena_bytes}u  /* aligned to {memory.align_bytes} */")
-    lines += ["", f"#define PLAN_STEPS {len(plan.order)}u", f"#define PLAN_ORDER {{{', '.join(map(str, plan.order))}}}  /* nodes */", ""]
-    for block in plan.blocks:
-        for tensor in block.tensors or (-1,):
-            stem = "workspace" if tensor < 0 else f"tensor_{plan.graph.tensors[tensor].name}"
-            name = _unique(stem, "OFFSET", names)
-            offset = block.offset_bytes + (0 if tensor < 0 else block.start_of(tensor))
-            size = block.size_bytes if tensor < 0 else plan.graph.tensors[tensor].size_bytes
-            note = f"/* {plan.spaces[block.space].name}, {size} bytes, steps {block.start} to {block.end - 1} */"
-            lines.append(f"#define {name} {offset}u  {note}")
-    lines += _cut_lines(plan)
-    if plan.moves:
-        lines += ["", "/* before step, from space, from offset, to space, to offset, bytes */"]
-        rows = ", ".join("{" + ", ".join(map(str, _copied(plan, move))) + "}" for move in plan.moves)
-        lines += [f"#define PLAN_MOVES {{{rows}}}", f"#define PLAN_MOVE_COUNT {len(plan.moves)}u"]
-    return "\n".join([*lines, "", "#endif", ""])
-
-
-def _cut_lines(plan: EdgePlan) -> list[str]:
-    """Which operators of the network are one of the plan's, and the rings of each in its workspace."""
-    lines = []
-    for index, node in enumerate(plan.graph.nodes):
-        if (body := cut_body(node)) is not None:
-            cut = body.cut
-            lines += ["", f"/* node {index}: {_comment(node.name)}; first, last, axis, band axis, band, staged */"]
-            lines.append(f"#define PLAN_CUT_{index} {{{', '.join(str(int(each)) for each in astuple(cut))}}}")
-            rings = ", ".join(f"{{{ring.offset_bytes}, {ring.slots}, {ring.slot_bytes}}}" for ring in body.rings)
-            lines.append(f"#define PLAN_CUT_{index}_RINGS {{{rings}}}  /* offset in the workspace, slots, bytes of each */")
-    return lines
+    bodies = ((index, node.name, cut_body(node)) for index, node in enumerate(plan.graph.nodes))
+    cuts = [(index, name, astuple(body.cut), [*map(astuple, body.rings)]) for index, name, body in bodies if body is not None]
+    said = {"unique": partial(_unique, set()), "c_name": _c_name, "comment": _comment, "braced": _braced}
+    moves = [_copied(plan, move) for move in plan.moves]
+    return f"{template(_HEADER).render(plan=plan, cuts=cuts, moves=moves, **said)}\n"
 
 
 def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
@@ -192,7 +166,12 @@ def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
     return move.before, source.space, source.offset_bytes, target.space, target.offset_bytes, source.size_bytes
 
 
-def _unique(stem: str, what: str, names: set[str]) -> str:
+def _braced(item: Any) -> str:
+    """Numbers, and rows of them, as C initialises an array."""
+    return f"{{{', '.join(map(_braced, item))}}}" if isinstance(item, tuple | list) else str(int(item))
+
+
+def _unique(names: set[str], stem: str, what: str) -> str:
     """A macro that no other has: of two alike the second has a number."""
     name, count = f"{_c_name(stem).upper()}_{what}", 1
     while name in names:
@@ -208,9 +187,6 @@ def _c_name(text: str) -> str:
 
 def _comment(text: str) -> str:
     return re.sub(r"[^ -~]|\*/|/\*|\\", "_", text)
-
-
-_PAGE = Path(__file__).parent / "plan.html"
 
 
 def to_page(plan: EdgePlan) -> str:
