@@ -156,9 +156,9 @@ def to_header(plan: EdgePlan) -> str:
     """
     bodies = ((index, node.name, cut_body(node)) for index, node in enumerate(plan.graph.nodes))
     cuts = [(index, name, astuple(body.cut), [*map(astuple, body.rings)]) for index, name, body in bodies if body is not None]
-    said = {"unique": partial(_unique, set()), "c_name": _c_name, "comment": _comment, "braced": _braced}
+    words = {"unique": partial(_unique, set()), "c_name": _c_name, "comment": _comment, "braced": _braced}
     moves = [_copied(plan, move) for move in plan.moves]
-    return f"{template(_HEADER).render(plan=plan, cuts=cuts, moves=moves, **said)}\n"
+    return f"{template(_HEADER).render(plan=plan, cuts=cuts, moves=moves, **words)}\n"
 
 
 def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
