@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lowtide import base
 from lowtide.base.backend import register as _register
 from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, FormatError, LowtideError, StepError
 
@@ -69,6 +70,7 @@ _NAMES = {
 _MODULES = {name: f"lowtide.{module}" for module, names in _NAMES.items() for name in names.split()}
 _FOLDERS = ("placement", "schedule")  # of the engines: their names are what callers see of them
 
+__version__ = base.VERSION
 _register()
 
 

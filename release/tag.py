@@ -85,7 +85,7 @@ def _state(root: Path) -> tuple[str, ...]:
 
 def version_of(root: Path) -> str:
     """The package's version. Raises ValueError where the file has none."""
-    text = (root / "lowtide" / "base" / "release.py").read_text(encoding="utf-8")
+    text = (root / "lowtide" / "base" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'VERSION = "([^"]+)"', text)
     if found is None:
         raise ValueError('lowtide/base/__init__.py: expected a line VERSION = "..."')

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from lowtide.problems.order import OrderProblem, Task
+from lowtide.problems.order import OrderProblem, Rows, Task
 from lowtide.remat.eviction import ScoreWeights
-from lowtide.remat.problem import Links, RematProblem, rows_of
+from lowtide.remat.problem import Links, RematProblem
 from tests.problems import cases, topological_orders
 
 # Rules under which eviction swaps.
@@ -27,7 +27,7 @@ def repeating(draw):
         cost_us=np.array(draw(st.lists(st.integers(1, 9), min_size=n, max_size=n)), np.float64),
         is_view=np.zeros(n, np.bool_),
         repeatable=makes & np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_),
-        limits=rows_of(
+        limits=Rows.of(
             [sorted(draw(st.sets(st.integers(0, n - 1), max_size=1)) - {node}) if draw(st.booleans()) else [] for node in range(n)]
         ),
     )
@@ -58,13 +58,13 @@ def linked(draw):
         cost_us=np.array(draw(st.lists(times, min_size=n, max_size=n)), np.float64),
         is_view=np.zeros(n, np.bool_),
         repeatable=np.array([bool(task.makes) and draw(st.booleans()) for task in case.tasks], np.bool_),
-        limits=rows_of([()] * n),
+        limits=Rows.of([()] * n),
         links=Links(
             np.array(storable, np.bool_),
             np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
             np.array(draw(st.lists(times, min_size=m, max_size=m)), np.float64),
         ),
-        writes=rows_of(writes),
+        writes=Rows.of(writes),
     )
     return case, problem, order
 
@@ -81,6 +81,6 @@ def stored_chain(length):
         np.full(n, 10.0),
         np.zeros(n, np.bool_),
         np.zeros(n, np.bool_),
-        rows_of([()] * n),
+        Rows.of([()] * n),
         links,
     )

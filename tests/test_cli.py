@@ -115,6 +115,11 @@ def test_a_machine_that_is_not_here_can_be_planned_for():
     assert "measured_peak_bytes" not in figures
 
 
+def test_its_version_is_that_of_the_package():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"lowtide {lowtide.__version__}\n")
+
+
 def test_machines_are_listed_with_this_one():
     result = CliRunner().invoke(app, ["devices", "--json", "-"])
     assert result.exit_code == 0, result.output

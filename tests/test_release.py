@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import lowtide
 from release import tag
 from release.tag import dated, missing_in, version_of
 
@@ -33,7 +34,7 @@ def ready(tmp_path: Path) -> Path:
     git(tmp_path, "init", "-q", "-b", "main")
     for folder in ("lowtide/base", "release"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "lowtide" / "base" / "release.py").write_text('VERSION = "0.1.0"\n')
+    (tmp_path / "lowtide" / "base" / "__init__.py").write_text('VERSION = "0.1.0"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
     (tmp_path / "release" / "matrix.json").write_text("[]")
     (tmp_path / ".gitignore").write_text("dist\n")
@@ -128,12 +129,18 @@ def test_a_check_that_fails_or_tests_nothing_ends_it(ready: Path, monkeypatch: p
 
 
 def test_a_version_is_one_that_can_be_released(ready: Path):
-    (ready / "lowtide" / "base" / "release.py").write_text('VERSION = "0.1.dev"\n')
+    (ready / "lowtide" / "base" / "__init__.py").write_text('VERSION = "0.1.dev"\n')
     commit(ready)
     assert next(iter(missing_in(ready))).startswith("version: expected one such as 0.1.0 or 0.2.0rc1, got 0.1.dev")
-    (ready / "lowtide" / "base" / "release.py").write_text("")
+    (ready / "lowtide" / "base" / "__init__.py").write_text("")
     with pytest.raises(ValueError, match="expected a line VERSION"):
         version_of(ready)
+
+
+def test_this_checkout_has_a_version_and_every_missing_thing_can_be_told():
+    root = Path(__file__).parents[1]
+    assert version_of(root) == lowtide.__version__
+    assert all(isinstance(each, str) for each in missing_in(root))
 
 
 def test_the_heading_gets_the_day():

@@ -108,40 +108,26 @@ class Explanation:
         return f"it fits in {limit} by {self.within.what}{_slower(self.within, ', ')}: {self.call(self.within)}"
 
     def figures(self) -> dict[str, Any]:
-        return {
-            "peak_bytes": self.peak_bytes,
-            "resident_bytes": self.resident_bytes,
-            "allocated_bytes": self.allocated_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "time_us": self.time_us,
-            "device": self.device,
-            "dimensions": self.dimensions,
-            "assumed": self.assumed,
-            "peak": asdict(self.peak),
-            "by_kind": self.by_kind,
-            "by_module": self.by_module,
-            "remedies": [self._remedy_figures(remedy) for remedy in self.remedies],
-            "frontier": self.frontier,
-            "memory_bytes": self.memory_bytes,
-            "host_bytes": self.host_bytes,
-            "fits": self.fits,
-            "within": None if self.within is None else self._remedy_figures(self.within),
-        }
+        derived = {name: getattr(self, name) for name in ("peak_bytes", "by_kind", "by_module", "fits")}
+        within = None if self.within is None else self._remedy_figures(self.within)
+        return asdict(self) | derived | {"remedies": [*map(self._remedy_figures, self.remedies)], "within": within}
 
     def _remedy_figures(self, remedy: Remedy) -> dict[str, Any]:
         return asdict(remedy) | {"call": self.call(remedy)}
 
     def __str__(self) -> str:
-        rows = [("what would help", "peak", "", "time", ""), *self.remedy_rows()]
-        table = [f"{what:<34}{peak:>12}{share:>10}{time:>9}  {arguments}".rstrip() for what, peak, share, time, arguments in rows]
-        return "\n".join([self.headline, *snapshot_lines(self.peak), *self.part_lines(), "", *table, "", *self.foot_lines()])
-
-    @property
-    def headline(self) -> str:
         share = f"{bytes_text(self.resident_bytes)} of it the caller's own throughout"
-        return f"as it stands: peak {bytes_text(self.peak_bytes)}, {share}; {time_text(self.time_us)} a call"
+        line = f"as it stands: peak {bytes_text(self.peak_bytes)}, {share}; {time_text(self.time_us)} a call"
+        table = [f"{'what would help':<34}{'peak':>12}{'':>10}{'time':>9}", *map(self._remedy_line, self.remedies)]
+        return "\n".join([line, *snapshot_lines(self.peak), *self._part_lines(), "", *table, "", *self._foot_lines()])
 
-    def foot_lines(self) -> list[str]:
+    def _remedy_line(self, remedy: Remedy) -> str:
+        """Its name, the peak, how much less that is, how much more time it takes, what to give to `optimize`."""
+        share = f"{1 - remedy.peak_bytes / self.peak_bytes:.0%} less" if self.peak_bytes else ""
+        figures = f"{remedy.what:<34}{bytes_text(remedy.peak_bytes):>12}{share:>10}{_slower(remedy):>9}"
+        return f"{figures}  {remedy.arguments}".rstrip()
+
+    def _foot_lines(self) -> list[str]:
         """What the figures do not count, and the verdict."""
         notes = ["eviction: tensors are let go while still needed and restored later; numbers stay the same to the last bit"]
         notes = notes if any("eviction" in remedy.what for remedy in self.remedies) else []
@@ -149,7 +135,7 @@ class Explanation:
         notes += ["no step was run: times and temporaries are those of operators tried on made-up data" if self.workspaces else nothing]
         return [*notes, *filter(None, (self.assumed, self.verdict))]
 
-    def part_lines(self) -> list[str]:
+    def _part_lines(self) -> list[str]:
         """Who holds the memory at the peak, and along what the program's operators can be cut."""
         kinds = ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in self.by_kind.items())
         modules = [f"{name} {bytes_text(nbytes)}" for name, nbytes in self.top_modules.items()]
@@ -159,14 +145,6 @@ class Explanation:
             counts = f"PyTorch's allocator counts {bytes_text(self.allocated_bytes)} of it, and reserves {bytes_text(self.reserved_bytes)}"
             lines.append(counts)
         return [*lines, *([f"made along dimensions: {self.dimensions}"] if self.dimensions else [])]
-
-    def remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
-        """What would help: its name, the peak, how much less that is, how much more time it takes, what to give to `optimize`."""
-        rows = []
-        for remedy in self.remedies:
-            share = f"{1 - remedy.peak_bytes / self.peak_bytes:.0%} less" if self.peak_bytes else ""
-            rows.append((remedy.what, bytes_text(remedy.peak_bytes), share, _slower(remedy), remedy.arguments))
-        return rows
 
     @property
     def top_modules(self) -> dict[str, int]:

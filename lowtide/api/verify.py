@@ -166,11 +166,8 @@ def _distance(one: torch.Tensor, other: torch.Tensor, unit: torch.Tensor) -> flo
 def _in_double(variant: Variant, wanted: Sequence[Value], inputs: Sequence[Any], drawn: Mapping[Value, Any]) -> tuple[list[Any], str]:
     """The captured program's results in double precision, with these random numbers; else nothing, and why."""
     graph = variant.captured.graph
-    nodes = tuple(_widened(node) for node in graph.nodes if not any(value in drawn for value in node.outputs))
-    kept = {node for node in graph.nodes if not any(value in drawn for value in node.outputs)}
-    new = dict(zip((node for node in graph.nodes if node in kept), nodes, strict=True))
-    nodes = tuple(replace(node, after=tuple(new[each] for each in node.after if each in new)) for node in nodes)
-    wide = Graph((*graph.inputs, *drawn), nodes, tuple(wanted), graph.dimensions)
+    kept = [node for node in graph.nodes if not any(value in drawn for value in node.outputs)]
+    wide = Graph((*graph.inputs, *drawn), tuple(map(_widened, kept)), tuple(wanted), graph.dimensions)
     try:
         return _run(variant, wide, [*_copies(inputs, wide=True), *(_copies(list(drawn.values()), wide=True))]), ""
     except (RuntimeError, TypeError, NotImplementedError) as error:  # how torch says that an operator has no kernel for float64

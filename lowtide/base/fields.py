@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
+import sys
 from collections import Counter
-from typing import Any, NoReturn, TypeGuard
+from collections.abc import Mapping
+from dataclasses import MISSING
+from functools import cache
+from types import NoneType
+from typing import Any, NoReturn, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from lowtide.errors import FormatError
 
+R = TypeVar("R")
 SEAL = "checksum"  # the field of an object that holds its checksum
 
 
@@ -81,7 +88,7 @@ def count(where: str, item: dict[str, Any], field: str, least: int = 0) -> int:
 
 def number(where: str, field: str, value: Any, least: float = 0.0) -> float:
     """What stands for a field, if it is a finite number from `least` on."""
-    if not is_number(value) or not least <= value < math.inf or math.isinf(value):
+    if not is_number(value) or not least <= value or not abs(value) <= sys.float_info.max:
         refuse(where, field, "a number" if math.isinf(least) else f"a number, {least:g} or more", value)
     return float(value)
 
@@ -117,6 +124,48 @@ def lines(where: str, item: dict[str, Any], field: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(line, str) and "\n" not in line for line in value):
         refuse(where, field, "a list of lines of text", value)
     return value
+
+
+@cache
+def _annotated(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
+    """By field of a dataclass its type, and whether it may be left out."""
+    types = get_type_hints(kind)
+    return {each.name: (types[each.name], each.default is not MISSING) for each in dataclasses.fields(kind)}
+
+
+def record(where: str, item: Any, kind: type[R], **least: float) -> R:
+    """The dataclass that an object tells, each field of the type that it is annotated with; what has a default may be left out.
+
+    Numbers are 0 or more, or what `least` says of their field, also in dataclasses within this one.
+    """
+    known = _annotated(kind)  # type: ignore[arg-type]  # classes have a hash
+    check_fields(where, item, set(known))
+    read = {
+        name: _of_type(where, name, item.get(name), wanted, least)
+        for name, (wanted, may_lack) in known.items()
+        if name in item or not may_lack
+    }
+    return kind(**read)
+
+
+def _of_type(where: str, name: str, value: Any, wanted: Any, least: Mapping[str, float]) -> Any:
+    parts = get_args(wanted)
+    if NoneType in parts:
+        return None if value is None else _of_type(where, name, value, parts[0], least)
+    if get_origin(wanted) is tuple:
+        if not isinstance(value, list) or (... not in parts and len(value) != len(parts)):
+            refuse(where, name, "a list" if ... in parts else f"a list of {len(parts)}", value)
+        return tuple(_of_type(where, name, each, parts[0 if ... in parts else at], least) for at, each in enumerate(value))
+    if dataclasses.is_dataclass(wanted):
+        return record(where, value, wanted, **least)  # type: ignore[arg-type]  # a class, as nothing else is annotated with
+    lowest = least.get(name, 0)
+    if wanted is float:
+        number(where, name, value, lowest)
+        return value
+    if wanted is int and _is_integer(value) and not lowest <= value < 2**62:
+        refuse(where, name, f"from {lowest} to below 2**62", value)
+    expected = {int: "an integer", str: "a string", bool: "true or false"}[wanted]
+    return value if type(value) is wanted else refuse(where, name, expected, value)
 
 
 def refuse(where: str, field: str, expected: str, value: Any) -> NoReturn:

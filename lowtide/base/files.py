@@ -30,9 +30,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from lowtide.base.messages import warn
 from lowtide.errors import FormatError
@@ -107,6 +108,16 @@ def read_utf8(path: _PathLike, *, regular: bool = False) -> str:
     except UnicodeDecodeError as error:
         raise FormatError(f"{os.fspath(path)}: expected text in UTF-8: {error}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@cache
+def template(path: Path) -> Any:
+    """A page as jinja2 fills it in, what it includes lies beside it; whatever it is given is escaped, but in C."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only those who want a page wait for it
+
+    loader = FileSystemLoader(path.parent, encoding="utf-8")
+    pages = Environment(loader=loader, autoescape=path.suffix != ".h", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return pages.get_template(path.name)
 
 
 # A FIFO does not hold an open up, a terminal does not become this process's own.

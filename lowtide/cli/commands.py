@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import typer
 
+from lowtide.base import VERSION
+
 _MODULES = {
     "optimize": "optimize", "explain": "optimize", "needs": "needs", "compile": "optimize", "report": "report", "devices": "needs",
     "order": "order", "place": "place", "edge": "edge",
@@ -18,13 +20,24 @@ _MODULES = {
 
 def command_line(verbs: Iterable[str] = _MODULES) -> typer.Typer:
     """With these verbs. What others need is not imported, which takes longer than some verbs do."""
-    app = typer.Typer(
-        add_completion=False, no_args_is_help=True, help="Run a PyTorch program in less memory, and say how much before it runs."
-    )
-    app.callback()(lambda: None)  # a verb alone is named, too
+    app = typer.Typer(add_completion=False, no_args_is_help=True)
+    app.callback()(_root)  # a verb alone is named, too
     for verb in verbs:
         app.command(verb)(getattr(importlib.import_module(f"lowtide.cli.{_MODULES[verb]}"), f"{verb}_command"))
     return app
+
+
+def _print_version(version: bool) -> None:
+    if version:
+        typer.echo(f"lowtide {VERSION}")
+        raise typer.Exit
+
+
+_VERSION = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+
+
+def _root(version: bool = _VERSION) -> None:
+    """Run a PyTorch program in less memory, and say how much before it runs."""
 
 
 def run() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from lowtide.base.files import write_whole
@@ -16,9 +15,6 @@ from lowtide.cli import output
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refusals, refuse, say, write_json
 from lowtide.cost.device import Device
 from lowtide.cost.presets import PRESETS
-
-if TYPE_CHECKING:
-    from lowtide.api.needs import Needs
 
 
 def needs_command(
@@ -76,7 +72,7 @@ def needs_command(
 
             write_whole(html, needs_page(title, answer.headline, answer.kinds, answer.rows(), answer.assumed))
     if json_out != STANDARD_OUTPUT:
-        _show(title, answer)
+        say(title, answer)
 
 
 def _say_of_file(path: str, json_out: str | None) -> None:
@@ -94,15 +90,6 @@ def _called(model: str) -> str:
     """The name of a configuration is its folder's."""
     path = Path(model)
     return model if ":" in model else path.resolve().parent.name if path.is_file() else path.name
-
-
-def _show(title: str, answer: Needs) -> None:
-    say(title, answer.headline, answer.kinds)
-    table = Table("card", "memory", "usable", "", "a step")
-    for row in answer.rows():
-        table.add_row(*map(escape, row))
-    Console().print(table)
-    say(answer.assumed)
 
 
 def devices_command(

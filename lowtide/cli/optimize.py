@@ -12,23 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from lowtide.base.files import write_whole
-from lowtide.base.messages import bytes_text
 from lowtide.cli import output
 from lowtide.cli.output import STANDARD_OUTPUT, check_targets, memory_limits, prints_aside, refusals, refuse, say, write_json
-from lowtide.plan.summary import alike_at, snapshot_line
 
 if TYPE_CHECKING:
     from lowtide.api.compare import Comparison, Workload
-    from lowtide.api.explain import Explanation
     from lowtide.api.step import Step
-    from lowtide.plan.snapshot import Snapshot
     from lowtide.planning.request import MemoryLimits
-
-_TENSORS = 10  # lines of the table
 
 
 def optimize_command(
@@ -172,34 +164,7 @@ def explain_command(
         if json_out is not None:
             write_json(json_out, explanation.figures())
     if json_out != STANDARD_OUTPUT:
-        _show_explanation(explanation)
-
-
-def _show_explanation(explanation: Explanation) -> None:
-    say(explanation.headline, snapshot_line(explanation.peak))
-    Console().print(_tensors(explanation.peak))
-    say(*explanation.part_lines())
-    table = Table("what would help", "peak", "", "time", "lowtide.optimize(...)")
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in explanation.remedy_rows():
-        table.add_row(*map(escape, row))
-    Console().print(table)
-    say(*explanation.foot_lines())
-
-
-def _tensors(peak: Snapshot) -> Table:
-    """What stands at the peak, the largest first, those of repeated blocks together."""
-    table = Table("bytes", "what", "kind", "made by")
-    groups = alike_at(peak)
-    for column in table.columns:
-        column.overflow = "fold"
-    for group in groups[:_TENSORS]:
-        table.add_row(bytes_text(group.nbytes), *map(escape, (group.spec, group.tensors[0].kind.value, group.origin)))
-    rest = [tensor for group in groups[_TENSORS:] for tensor in group.members]
-    if rest:
-        table.add_row(bytes_text(sum(tensor.nbytes for tensor in rest)), f"{len(rest)} more", "", "")
-    return table
+        say(explanation)
 
 
 def compile_command(

@@ -29,7 +29,7 @@ from lowtide.ir.shapes.dimension import Dimensions, checked_point
 from lowtide.ir.shapes.points import CompiledSizes, at, compiled
 from lowtide.ir.shapes.polynomial import Monomial, Polynomial
 from lowtide.ir.sizes import Size
-from lowtide.problems.order import LIMIT_BYTES, Bytes, Ints, OrderProblem
+from lowtide.problems.order import LIMIT_BYTES, Bytes, OrderProblem, frozen, offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +98,11 @@ def _permitted(problem: OrderProblem, graph: Graph) -> OrderProblem:
     counts = np.bincount(rows[kept], minlength=problem.node_count)
     return replace(
         problem,
-        take_ptr=_frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)),
-        take_ids=_frozen(problem.take_ids[kept]),
-        take_slots=_frozen(problem.take_slots[kept]),
-        take_output=_frozen(np.where(counts > 0, problem.take_output, -1).astype(np.int32)),
+        take_ptr=frozen(offsets(counts)),
+        take_ids=frozen(problem.take_ids[kept]),
+        take_slots=frozen(problem.take_slots[kept]),
+        take_output=frozen(np.where(counts > 0, problem.take_output, -1).astype(np.int32)),
     )
-
-
-def _frozen(array: Ints) -> Ints:
-    array.setflags(write=False)
-    return array
 
 
 def _looks(value: Value) -> tuple[object, ...]:

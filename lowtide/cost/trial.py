@@ -33,7 +33,7 @@ from lowtide.ir.sizes import reach
 from lowtide.kernels.layers import draws_apart
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
-_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CACHES_WHERE_UNKNOWN_BYTES = 32 * 2**20
 _CROWD_BYTES = 64 * 2**20  # at most: a cache that many processors share is not one program's own, and reading as much takes its time
 _FREE_WHERE_UNKNOWN_BYTES = 4 * 2**30  # systems without /proc/meminfo
@@ -226,8 +226,21 @@ def cache_bytes(device: str) -> int:
     """The size of the largest cache; a guess where the system does not tell."""
     if on_gpu(device):
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in _CPU_CACHES.glob("index*/size")]
-    return max((int(size[1]) * 1024 for size in sizes if size is not None), default=_CACHES_WHERE_UNKNOWN_BYTES)
+    return max(caches_bytes(), default=_CACHES_WHERE_UNKNOWN_BYTES)
+
+
+def caches_bytes(folder: Path = CACHES) -> tuple[int, ...]:
+    """Sizes of the processor's data caches, nearest first; nothing where the system does not tell."""
+    sizes: dict[int, int] = {}
+    try:
+        for index in sorted(folder.glob("index*")):
+            if (index / "type").read_text().strip() in ("Data", "Unified"):
+                size = re.fullmatch(r"(\d+)([KM]?)", (index / "size").read_text().strip())
+                if size is not None:
+                    sizes[int((index / "level").read_text())] = int(size[1]) * {"K": 2**10, "M": 2**20, "": 1}[size[2]]
+    except (OSError, ValueError):
+        return ()
+    return tuple(size for _, size in sorted(sizes.items()))
 
 
 _LAUNCHES = ((3 * 10**6, 10), (3 * 10**7, 3), (2**63, 1))  # nanoseconds, and how often what takes less is issued at once

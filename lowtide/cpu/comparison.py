@@ -12,8 +12,6 @@ compiler, torch and library version, an entry by what is computed, the source an
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from math import prod
@@ -26,7 +24,7 @@ from lowtide.cost.cache import Cache
 from lowtide.ir.graph import Graph, Value
 from lowtide.ir.sizes import ITEM_BYTES, reach
 from lowtide.ir.text.graph_text import to_text
-from lowtide.runtime.libraries import processor
+from lowtide.runtime.libraries import machine
 
 _NOISE = 1.02  # generated kernels stay where they are within this of torch's
 _TURNS, _FEWEST, _RUNS = 8, 2, 4  # in a row; where one run takes long, that is a turn
@@ -66,13 +64,7 @@ def _names(body: Graph, source: str) -> tuple[str, str]:
 
 def _cache() -> Cache:
     """The file for this machine, as it is now, and this way to measure."""
-    circumstances = (
-        str((_TURNS, _RUNS, _AGAIN_S, _CLEAR)),
-        platform.machine(),
-        hashlib.sha256(processor().encode()).hexdigest(),
-        os.environ.get("CXX", ""),
-    )
-    return Cache("generated_times", (*circumstances, torch.__version__, VERSION), 1, _MOST_NS)
+    return Cache("generated_times", (str((_TURNS, _RUNS, _AGAIN_S, _CLEAR)), *machine(), torch.__version__, VERSION), 1, _MOST_NS)
 
 
 def _times_ns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from lowtide.cpu.staging import Staging
 from lowtide.errors import there
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.problems.placement import PlaceProblem
-from lowtide.runtime.libraries import LibraryRecipe, NativeError, compile_library, library, processor
+from lowtide.runtime.libraries import LibraryRecipe, NativeError, compile_library, library, loaded, processor
 
 ITEM_BYTES = 4
 ENTRY = "lowtide_network"
@@ -181,10 +181,8 @@ def _team() -> Team:
 
 
 def _team_of(path: Path) -> Team:
-    try:
-        return Team(ctypes.CDLL(str(path)))
-    except (OSError, AttributeError) as error:
-        raise NativeError(f"the library that was built does not load ({error})") from error
+    with loaded(path) as library:
+        return Team(library)
 
 
 def network(source: str) -> Any:
@@ -201,13 +199,8 @@ def build(source: str, target: Path) -> None:
 
 
 def _network_of(path: Path) -> tuple[int, Any]:
-    try:
-        library = ctypes.CDLL(str(path))
-        address = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-    except (OSError, AttributeError) as error:
-        raise NativeError(f"the library that was built does not load ({error})") from error
-    address = there(address)
-    return address, library
+    with loaded(path) as library:
+        return there(ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value), library
 
 
 def key(source: bytes) -> str:

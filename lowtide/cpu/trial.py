@@ -22,9 +22,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,6 +36,7 @@ import torch
 from lowtide.base import VERSION
 from lowtide.cost.cache import Cache
 from lowtide.cost.device import node_flops
+from lowtide.cost.trial import CACHES, caches_bytes
 from lowtide.cpu import network as built
 from lowtide.cpu.layout import stepped
 from lowtide.cpu.network import Placing, StagedBody, build, team
@@ -50,10 +48,8 @@ from lowtide.ir.graph import Node, Value
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.row import ints
 from lowtide.ir.sizes import ITEM_BYTES, reach
-from lowtide.runtime.libraries import NativeError, processor
+from lowtide.runtime.libraries import loaded, machine
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"K": 2**10, "M": 2**20, "": 1}
 _FLOPS_A_BYTE = (0.5, 0.9, 1.8)  # from the first, second and third cache: a core's arithmetic while a byte comes; measured on Zen 4
 _KNOWN = (32 * 2**10, 2**20, 16 * 2**20)  # where the system does not tell
 _SIMPLE_FLOPS = 2.0  # an element of a simple operator, by the count of arithmetic
@@ -83,26 +79,12 @@ class Core:
         return moved_bytes / level.bytes_per_us
 
 
-def core_here(folder: Path = _CACHES) -> Core:
+def core_here(folder: Path = CACHES) -> Core:
     """A core with this machine's caches."""
-    sizes = _cache_bytes(folder) or _KNOWN
+    sizes = caches_bytes(folder) or _KNOWN
     rates = (*_FLOPS_A_BYTE, *([_FLOPS_A_BYTE[-1]] * len(sizes)))
     levels = (Level(size, max(_FLOPS_PER_US / rate, _MEMORY_BYTES_PER_US)) for size, rate in zip(sizes, rates, strict=False))
     return Core(_FLOPS_PER_US, (*levels, Level(2**62, _MEMORY_BYTES_PER_US)))
-
-
-def _cache_bytes(folder: Path) -> tuple[int, ...]:
-    """Sizes of the data caches, nearest first; nothing where the system does not tell."""
-    sizes: dict[int, int] = {}
-    try:
-        for index in sorted(folder.glob("index*")):
-            if (index / "type").read_text().strip() in ("Data", "Unified"):
-                size = re.fullmatch(r"(\d+)([KM]?)", (index / "size").read_text().strip())
-                if size is not None:
-                    sizes[int((index / "level").read_text())] = int(size[1]) * _UNITS[size[2]]
-    except (OSError, ValueError):
-        return ()
-    return tuple(size for _, size in sorted(sizes.items()))
 
 
 class BlockTimes(NamedTuple):
@@ -312,11 +294,8 @@ def times_ns(source: str, count: int, elements: Sequence[int]) -> list[int]:
     with tempfile.TemporaryDirectory(prefix="lowtide-trial-") as folder:
         path = Path(folder) / "trial.so"
         build(source, path)
-        try:
-            library = ctypes.CDLL(str(path))
+        with loaded(path) as library:
             functions = [getattr(library, entry(number)) for number in range(count)]
-        except (OSError, AttributeError) as error:
-            raise NativeError(f"the library that was built does not load ({error})") from error
         return _least_ns([ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions], at)
 
 
@@ -394,5 +373,4 @@ def _measured(staged: StagedBody, trial: Trial, wanted: Mapping[str, KernelAlter
 
 def _cache() -> Cache:
     templates = b"".join((*(path.read_bytes() for path in sorted(built.SOURCES)), " ".join(built.FLAGS[:-1]).encode()))
-    machine = (platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", ""))
-    return Cache("kernel_times", (*machine, hashlib.sha256(templates).hexdigest(), VERSION), 1, _MOST_NS)
+    return Cache("kernel_times", (*machine(), hashlib.sha256(templates).hexdigest(), VERSION), 1, _MOST_NS)

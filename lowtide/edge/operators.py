@@ -111,15 +111,8 @@ SAME_SHAPE_AS: dict[str, tuple[str, slice, int]] = {
 
 
 def macs(kind: str, call: Arguments) -> int:
-    """Multiplications with addition of one call; 0 for operators that are in no table, `is_counted` tells which."""
+    """Multiplications with addition of one call; 0 for operators that are in no table."""
     return _MACS[kind](call) if kind in _MACS else 0
-
-
-def is_counted(node: EdgeNode) -> bool:
-    """Whether 0 products means that there are none: not for an operator of a domain of its own that is in no table."""
-    if "body" in node.attributes:
-        return all(is_counted(member) for member in node.attributes["body"].nodes)
-    return not node.domain or any(node.kind in table for table in (_MACS, IN_PLACE, VIEWS, SAME_SHAPE_AS))
 
 
 def views(kind: str, call: Arguments, *, slices: bool = False) -> tuple[tuple[int, int], ...]:

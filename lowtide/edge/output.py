@@ -5,14 +5,16 @@ On the page are a lane for each memory, steps from left to right, addresses upwa
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from dataclasses import asdict, astuple
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from lowtide.base.fields import boolean, check_fields, integer, integers, is_number, refuse, string, without_repeats
+from lowtide.base.fields import boolean, check_fields, integer, integers, record, refuse, without_repeats
+from lowtide.base.files import template
 from lowtide.base.messages import bytes_text
 from lowtide.edge.check import check
 from lowtide.edge.cuts import Cut, cut_body, with_cuts, with_inputs_outside
@@ -22,11 +24,11 @@ from lowtide.errors import CheckError, FormatError
 from lowtide.problems import Status
 
 _FORMAT = "lowtide edge plan 1"
+_PAGE, _HEADER = (Path(__file__).with_name(name) for name in ("plan.html", "plan.h"))
 _FIELDS = {
     "format", "network", "digest", "spaces", "order", "blocks", "moves", "macs_per_s", "constants_bytes_per_s", "dma", "time_ps", "least",
     "bound", "status", "gap", "cuts", "inputs_outside",
 }  # fmt: skip
-_SPACE_FIELDS = {"name", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s", "align_bytes", "arena_bytes"}
 _BLOCK_FIELDS = {"tensors", "names", "space", "offset", "size", "start", "end", "starts"}
 
 
@@ -122,25 +124,16 @@ def _list(item: dict[str, Any], field: str) -> list[Any]:
     return value if isinstance(value, list) else refuse("edge plan", field, "a list", value)
 
 
-def _number(item: dict[str, Any], field: str) -> float | None:
-    value = item.get(field)
-    if value is None or is_number(value):
-        return value
-    refuse("edge plan", field, "a number or null", value)
-
-
 def _rate(item: dict[str, Any], field: str) -> float | None:
-    rate = _number(item, field)
+    rate: float | None = item.get(field)
     check_rate(f"edge plan: {field}", rate)
     return rate
 
 
 def _memory(item: Any) -> Space:
-    check_fields("a space", item, _SPACE_FIELDS)
-    where = f"space {string('a space', item, 'name')}"
-    capacity = None if item.get("capacity_bytes") is None else integer(where, item, "capacity_bytes")
-    reads, writes = (_number(item, field) for field in ("read_bytes_per_s", "write_bytes_per_s"))
-    return Space(item["name"], capacity, reads, writes, integer(where, item, "align_bytes", 1))
+    """A space checks its own numbers; the bytes of its arena follow from blocks."""
+    own = {name: each for name, each in item.items() if name != "arena_bytes"} if isinstance(item, dict) else item
+    return record("a space", own, Space)
 
 
 def _block(index: int, item: Any) -> EdgeBlock:
@@ -161,39 +154,11 @@ def to_header(plan: EdgePlan) -> str:
 
     Moves and the later places of what is moved are a table of bytes to copy. Names are those of the network, in C's letters.
     """
-    guard = f"LOWTIDE_{_c_name(plan.graph.name)}_PLAN_H"
-    lines = [f"#ifndef {guard}", f"#define {guard}", "", f"/* {_comment(plan.graph.name)}: {plan.status.name.lower()}. */", ""]
-    names: set[str] = set()
-    for memory, arena_bytes in zip(plan.spaces, plan.arena_bytes, strict=True):
-        lines.append(f"#define {_unique(memory.name, 'ARENA_BYTES', names)} {arena_bytes}u  /* aligned to {memory.align_bytes} */")
-    lines += ["", f"#define PLAN_STEPS {len(plan.order)}u", f"#define PLAN_ORDER {{{', '.join(map(str, plan.order))}}}  /* nodes */", ""]
-    for block in plan.blocks:
-        for tensor in block.tensors or (-1,):
-            stem = "workspace" if tensor < 0 else f"tensor_{plan.graph.tensors[tensor].name}"
-            name = _unique(stem, "OFFSET", names)
-            offset = block.offset_bytes + (0 if tensor < 0 else block.start_of(tensor))
-            size = block.size_bytes if tensor < 0 else plan.graph.tensors[tensor].size_bytes
-            note = f"/* {plan.spaces[block.space].name}, {size} bytes, steps {block.start} to {block.end - 1} */"
-            lines.append(f"#define {name} {offset}u  {note}")
-    lines += _cut_lines(plan)
-    if plan.moves:
-        lines += ["", "/* before step, from space, from offset, to space, to offset, bytes */"]
-        rows = ", ".join("{" + ", ".join(map(str, _copied(plan, move))) + "}" for move in plan.moves)
-        lines += [f"#define PLAN_MOVES {{{rows}}}", f"#define PLAN_MOVE_COUNT {len(plan.moves)}u"]
-    return "\n".join([*lines, "", "#endif", ""])
-
-
-def _cut_lines(plan: EdgePlan) -> list[str]:
-    """Which operators of the network are one of the plan's, and the rings of each in its workspace."""
-    lines = []
-    for index, node in enumerate(plan.graph.nodes):
-        if (body := cut_body(node)) is not None:
-            cut = body.cut
-            lines += ["", f"/* node {index}: {_comment(node.name)}; first, last, axis, band axis, band, staged */"]
-            lines.append(f"#define PLAN_CUT_{index} {{{', '.join(str(int(each)) for each in astuple(cut))}}}")
-            rings = ", ".join(f"{{{ring.offset_bytes}, {ring.slots}, {ring.slot_bytes}}}" for ring in body.rings)
-            lines.append(f"#define PLAN_CUT_{index}_RINGS {{{rings}}}  /* offset in the workspace, slots, bytes of each */")
-    return lines
+    bodies = ((index, node.name, cut_body(node)) for index, node in enumerate(plan.graph.nodes))
+    cuts = [(index, name, astuple(body.cut), [*map(astuple, body.rings)]) for index, name, body in bodies if body is not None]
+    words = {"unique": partial(_unique, set()), "c_name": _c_name, "comment": _comment, "braced": _braced}
+    moves = [_copied(plan, move) for move in plan.moves]
+    return f"{template(_HEADER).render(plan=plan, cuts=cuts, moves=moves, **words)}\n"
 
 
 def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
@@ -201,7 +166,12 @@ def _copied(plan: EdgePlan, move: Move) -> tuple[int, ...]:
     return move.before, source.space, source.offset_bytes, target.space, target.offset_bytes, source.size_bytes
 
 
-def _unique(stem: str, what: str, names: set[str]) -> str:
+def _braced(item: Any) -> str:
+    """Numbers, and rows of them, as C initialises an array."""
+    return f"{{{', '.join(map(_braced, item))}}}" if isinstance(item, tuple | list) else str(int(item))
+
+
+def _unique(names: set[str], stem: str, what: str) -> str:
     """A macro that no other has: of two alike the second has a number."""
     name, count = f"{_c_name(stem).upper()}_{what}", 1
     while name in names:
@@ -219,45 +189,10 @@ def _comment(text: str) -> str:
     return re.sub(r"[^ -~]|\*/|/\*|\\", "_", text)
 
 
-_LANE = 260  # pixels
-_COLOURS = {"tensor": "#3572b0", "moved": "#d9822b", "weights": "#5d9a52", "workspace": "#8a8f98", "cut": "#8e5ea2"}
-_STYLE = (
-    ":root { color-scheme: light dark } body { font: 14px system-ui, sans-serif; max-width: 1040px; margin: 2em auto; padding: 0 1em }"
-    " svg { width: 100%; border: 1px solid #8888; border-width: 0 0 1px 1px } rect { stroke: Canvas; vector-effect: non-scaling-stroke }"
-    " rect:hover { opacity: .7 } i { display: inline-block; width: 1em; height: 1em; margin: 0 .3em 0 1em; vertical-align: -2px }"
-) + "".join(f" .{kind} {{ fill: {colour}; background: {colour} }}" for kind, colour in _COLOURS.items())
-_KINDS = {
-    "tensor": "tensors", "moved": "moved to here", "weights": "weights", "workspace": "workspaces", "cut": "rings of a cut",
-}  # fmt: skip
-
-
 def to_page(plan: EdgePlan) -> str:
     """The page of a plan as HTML. A block tells its tensors, bytes and steps to who points at it."""
-    name = html.escape(plan.graph.name)
-    kinds = [_kind(plan, at) for at in range(len(plan.blocks))]
-    legend = "".join(f'<i class="{kind}"></i>{text}' for kind, text in _KINDS.items() if kind in kinds)
-    lanes = "".join(_lane(plan, space, kinds) for space in range(len(plan.spaces)))
-    promises = "".join(f"<p>{html.escape(line)}</p>" for line in str(plan).splitlines())
-    return (
-        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
-        f"<h1>{name}</h1>{promises}<p>{legend}</p>{lanes}</html>\n"
-    )
-
-
-def _lane(plan: EdgePlan, space: int, kinds: list[str]) -> str:
-    """What lies in one memory: as high as its arena."""
-    memory, steps, top = plan.spaces[space], len(plan.order), max(1, plan.arena_bytes[space])
-    boxes = [
-        f'<rect class="{kinds[at]}" x="{block.start}" y="{top - block.offset_bytes - block.size_bytes}" width="{block.end - block.start}"'
-        f' height="{block.size_bytes}"><title>{html.escape(_caption(plan, block))}</title></rect>'
-        for at, block in enumerate(plan.blocks)
-        if block.space == space
-    ]
-    return (
-        f"<h2>{html.escape(memory.name)}: {bytes_text(plan.arena_bytes[space])}</h2>"
-        f'<svg viewBox="0 0 {steps} {top}" height="{_LANE}" preserveAspectRatio="none" role="img">{"".join(boxes)}</svg>'
-        f"<p>steps 0 to {steps - 1}, bytes 0 to {top}</p>"
-    )
+    blocks = [(_kind(plan, at), block, _tensors(plan, block)) for at, block in enumerate(plan.blocks)]
+    return str(template(_PAGE).render(plan=plan, blocks=blocks, bytes_text=bytes_text))
 
 
 def _kind(plan: EdgePlan, at: int) -> str:
@@ -269,8 +204,6 @@ def _kind(plan: EdgePlan, at: int) -> str:
     return "weights" if all(plan.graph.tensors[tensor].constant for tensor in block.tensors) else "tensor"
 
 
-def _caption(plan: EdgePlan, block: EdgeBlock) -> str:
-    names = (
-        ", ".join(plan.graph.tensors[tensor].name for tensor in block.tensors) or f"for {plan.graph.nodes[plan.order[block.start]].name}"
-    )
-    return f"{names}: {block.size_bytes:,} bytes at {block.offset_bytes:,}, steps {block.start} to {block.end - 1}"
+def _tensors(plan: EdgePlan, block: EdgeBlock) -> str:
+    names = ", ".join(plan.graph.tensors[tensor].name for tensor in block.tensors)
+    return names or f"for {plan.graph.nodes[plan.order[block.start]].name}"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.base.solver_text import described
-from lowtide.placement.base import Placement, Placer, judged, unplaced
+from lowtide.placement.base import Anytime, Placement, Placer, judged, unplaced
 from lowtide.placement.exact import Exact
 from lowtide.placement.greedy import Portfolio
 from lowtide.placement.sections import cells, pairs
@@ -24,7 +24,7 @@ _FEW_LOOKS = 10_000_000  # where the gap is a matter of alignment alone
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Anytime):
     """Simple placements; where none meets the bound, local search; where that does not help, exact search.
 
     Parts of a problem that share no step are solved one by one, and no further than the largest of them needs. On training steps of
@@ -34,11 +34,6 @@ class Auto:
     max_moves: int = 100_000  # of local search
     max_nodes: int = 2_000_000  # of exact search
     max_seconds: float = math.inf  # buffers of a first pass that it cuts short are stacked upon the others; `stats` count them
-
-    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
-        """The smallest arena found, with the highest bound proven; or the first that fits the capacity."""
-        *_, last = self.answers(problem, capacity_bytes)
-        return last
 
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
         """Smaller and smaller arenas, and higher and higher bounds."""

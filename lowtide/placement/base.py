@@ -54,6 +54,11 @@ class Anytime(Protocol):
         """At least one placement, none with a larger arena or a lower bound than the one before; the last is what `place` gives."""
         ...
 
+    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
+        """The smallest arena that was found, with the highest bound that was proven; or the first placement within the capacity."""
+        *_, last = self.answers(problem, capacity_bytes)
+        return last
+
 
 def answers(problem: PlaceProblem, placer: Placer, capacity_bytes: int | None = None) -> Iterator[Placement]:
     """All that `placer` has to say, the best last: for callers who may have to stop it early."""

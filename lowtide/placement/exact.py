@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lowtide.placement.base import Placement, placed
+from lowtide.placement.base import Anytime, Placement, placed
 from lowtide.placement.bounds import Rules
 from lowtide.placement.floors import FloorWalk, SeenStates, enlarge, new_seen, walk_of
 from lowtide.placement.greedy import Greedy
@@ -152,7 +152,7 @@ _CHUNK_LOOKS = 10_000_000  # between two looks at the clock
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Anytime):
     """Canonical branch and bound over floors, section by section: closes in on the smallest arena from both sides.
 
     Effort is counted in nodes: states that the search entered. A problem gets the fewer of them the more there is to look at in each: at
@@ -180,15 +180,8 @@ class Exact:
     memory: bool = True
     restarts: bool = True
 
-    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
-        """The smallest arena that was found with the highest bound that was proven, or the first placement within the capacity.
-
-        `stats` count the nodes, and the questions "does it fit" that were asked.
-        """
-        *_, last = self.answers(problem, capacity_bytes)
-        return last
-
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
+        """Smaller and smaller arenas, and higher and higher bounds; `stats` count nodes, and the questions "does it fit"."""
         began = time.monotonic()
         first = _FIRST.place_by(began + self.max_seconds, problem, capacity_bytes)
         best = placed(

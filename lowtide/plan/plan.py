@@ -35,7 +35,7 @@ from typing import Any
 from lowtide.base import fields
 from lowtide.base.fields import SEAL, checksum
 from lowtide.base.files import read_utf8, write_whole
-from lowtide.errors import CheckError, FormatError, of_kind
+from lowtide.errors import CheckError, FormatError
 from lowtide.ir.check.graph_check import check_graph, check_order, check_reuses
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import check_operators
@@ -55,16 +55,6 @@ _TIMES = ("node_us", "issue_us")  # by node too, where the plan knows of them
 _SECTIONS = ("peak", "eager", "cost_report")
 
 
-def written(plan: Contents) -> str:
-    """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
-    entries = _entries(plan)
-    graph, seal = entries.pop("graph"), entries.pop(SEAL)
-    lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
-    lines.append('"graph": [\n' + ",\n".join(map(json.dumps, graph)) + "\n]")
-    lines.append(f'"{SEAL}": "{seal}"')
-    return "{" + ",\n".join(lines) + "}\n"
-
-
 def _entries(plan: Contents) -> dict[str, Any]:
     """All fields of a plan, the checksum last."""
     entries: dict[str, Any] = {"format": _FORMAT, "version": _VERSION} | {name: getattr(plan, name) for name in (*_TEXTS, *_PROMISES)}
@@ -80,16 +70,11 @@ def _entries(plan: Contents) -> dict[str, Any]:
     return entries | {SEAL: checksum(entries)}
 
 
-def read(text: str) -> Contents:
-    """What a JSON text holds, checked. Raises FormatError and CheckError, see `Plan.from_json`."""
-    return _read(fields.parsed("plan", text, parse_int=_integer))
-
-
-def _read(data: Any) -> Contents:
+def _read(data: Any) -> Plan:
     _check_format(data)
     graph = parse("\n".join(fields.lines("plan", data, "graph")))
     check_operators(graph)
-    plan = Contents(
+    plan = Plan(
         graph=graph,
         order=_per_node(data, "order", graph),
         reuses=_per_node(data, "reuses", graph),
@@ -100,7 +85,7 @@ def _read(data: Any) -> Contents:
         lower_bound_bytes=fields.count("plan", data, "lower_bound_bytes"),
         status=fields.string("plan", data, "status"),
         solver=fields.string("plan", data, "solver"),
-        provenance=_provenance(data),
+        provenance=fields.record("plan: provenance", data.get("provenance"), Provenance),
         pinned_bytes=fields.count("plan", data, "pinned_bytes") if "pinned_bytes" in data else 0,
         host_bytes=fields.count("plan", data, "host_bytes", least=1) if "host_bytes" in data else None,
         granule_bytes=fields.count("plan", data, "granule_bytes", least=1),
@@ -134,7 +119,7 @@ def _check_format(data: Any) -> None:
     fields.check_fields("plan", data, known | {*_TEXTS, *_PROMISES, *_PER_NODE, *_SECTIONS})
 
 
-def _first_steps(data: dict[str, Any]) -> tuple[Contents, ...]:
+def _first_steps(data: dict[str, Any]) -> tuple[Plan, ...]:
     entries = data.get("first_steps", [])
     if not isinstance(entries, list) or not all(isinstance(each, dict) and "first_steps" not in each for each in entries):
         fields.refuse("plan", "first_steps", "a list of plans without such a field", entries)
@@ -154,14 +139,6 @@ def _integer(digits: str) -> int:
     if len(digits) > 20 or abs(int(digits)) >= 2**63:
         raise FormatError(f"plan: expected whole numbers below 2**63, got {digits[:20]}{'...' * (len(digits) > 20)}")
     return int(digits)
-
-
-def _provenance(data: dict[str, Any]) -> Provenance:
-    item = data.get("provenance")
-    fields.check_fields("plan: provenance", item, {"lowtide", "torch", "device", "python", "threads"})
-    item = of_kind(dict, item)
-    lowtide, torch, device, python = (fields.string("plan: provenance", item, name) for name in ("lowtide", "torch", "device", "python"))
-    return Provenance(lowtide, torch, device, python, fields.integer("plan: provenance", item, "threads"))
 
 
 def _peak(data: dict[str, Any], plan: Contents) -> Snapshot | None:
@@ -207,7 +184,12 @@ class Plan(Contents):
 
     def to_json(self) -> str:
         """The plan as JSON, one line a field and a node. Raises FormatError for a graph that text cannot hold."""
-        return written(self)
+        entries = _entries(self)
+        graph, seal = entries.pop("graph"), entries.pop(SEAL)
+        lines = [f'"{name}": {json.dumps(entry)}' for name, entry in entries.items()]
+        lines.append('"graph": [\n' + ",\n".join(map(json.dumps, graph)) + "\n]")
+        lines.append(f'"{SEAL}": "{seal}"')
+        return "{" + ",\n".join(lines) + "}\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -216,11 +198,7 @@ class Plan(Contents):
         Raises FormatError if the text does not follow the format, or if a promise in it does not hold. Raises CheckError if its graph,
         order or reuses break a rule.
         """
-        return cls._of(read(text))
-
-    @classmethod
-    def _of(cls, contents: Contents) -> Plan:
-        return cls(**vars(contents) | {"first_steps": tuple(map(cls._of, contents.first_steps))})
+        return _read(fields.parsed("plan", text, parse_int=_integer))
 
     def table(self, most: int | None = None) -> str:
         """The storages of the plan that have bytes, the largest first, a line each; the first `most` where that is given."""

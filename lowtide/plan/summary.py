@@ -70,11 +70,6 @@ def alike(items: Iterable[T], tensor_of: Callable[[T], LiveTensor], key: Callabl
     return sorted(groups, key=lambda group: -group.nbytes)
 
 
-def alike_at(snapshot: Snapshot) -> list[AlikeItems[LiveTensor]]:
-    """What stands at a step, those of repeated blocks together."""
-    return alike(snapshot.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
-
-
 def pattern(path: str) -> str:
     """A path with its numbers left open: "blocks.*.mlp" of "blocks.3.mlp"; one of numbers alone stays as it is."""
     return _NUMBER.sub("*", path) if re.search(r"[^\d._]", path) else path
@@ -239,7 +234,7 @@ def one_line(plan: Contents) -> str:
 def snapshot_lines(snapshot: Snapshot, most: int = _TENSORS, again: bool = False) -> list[str]:
     """What stands at a step: the operator, then the largest tensors, those of repeated blocks together."""
     lines = [snapshot_line(snapshot, again)]
-    groups = alike_at(snapshot)
+    groups = alike(snapshot.tensors, lambda tensor: tensor, lambda tensor, _: (tensor.kind, tensor.dtype, tensor.shape))
     lines += [f"{bytes_text(each.nbytes):>14}  {each.spec} {each.tensors[0].kind.value}: {each.origin}" for each in groups[:most]]
     if snapshot.workspace_bytes:
         lines.append(f"{bytes_text(snapshot.workspace_bytes):>14}  workspace of {op_text(snapshot.op)}")

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lowtide.cost.memory import home_bytes, order_problem, profile_of, simulate
+import numpy as np
+
+from lowtide.cost.memory import home_bytes, order_problem
 from lowtide.ir.graph import Graph
 from lowtide.plan.cost_report import FrontierPoint, HostPoint
 from lowtide.plan.plan import CostReport, Plan
-from lowtide.planning.candidate import Candidate, order_together
+from lowtide.planning.candidate import Candidate, in_order, order_together
 from lowtide.planning.carrier import carried
 from lowtide.planning.request import NO_LIMIT, Budget, Request, in_turn
 from lowtide.problems.order import Ints
@@ -178,34 +180,29 @@ class CandidateArchive:
         done = rematerialise(candidate.graph, point.sequence.tolist())
         sizes = tuple(map(int, done.of_origins(candidate.workspace_bytes, 0)))
         problem = order_problem(done.graph, sizes, round_to=self.granule_bytes)
-        order = tuple(range(len(done.graph.nodes)))
-        footprint = simulate(problem, order)
         bound_bytes = by_order.lower_bound_bytes if not done.recomputed and not done.transfers else lower_bound_bytes(problem)
-        plan = dataclasses.replace(
+        written = dataclasses.replace(
             by_order,
             graph=done.graph,
-            order=order,
-            reuses=tuple(int(slot) for slot in footprint.reuses),
             workspace_bytes=sizes,
             node_us=done.of_origins(candidate.node_us, 0.0),
             issue_us=done.of_origins(candidate.issue_us, 0.0) if candidate.issue_us else (),
-            peak_bytes=int(footprint.peak_bytes),
-            lower_bound_bytes=min(bound_bytes, int(footprint.peak_bytes)),
-            status="optimal" if bound_bytes >= footprint.peak_bytes else "feasible",
-            peak=profile_of(done.graph, problem, order, footprint, round_to=self.granule_bytes).snapshot(done.graph, order),
-            cost_report=CostReport(
-                runs=tuple(point.sequence.tolist()),
-                time_us=point.time_us,
-                order_us=self.order_us,
-                order_peak_bytes=by_order.peak_bytes,
-                recomputed=len(done.recomputed),
-                frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self.frontier_pinning(budget.host_bytes)),
-                host_frontier=self.host_frontier(max(point.peak_bytes, budget.memory_bytes or 0)),
-                time_bound_us=self._bound_us(point.peak_bytes),
-                evictions=evictions_of(self.problems[point.problem], point.sequence, candidate.graph, done.graph, footprint.reuses),
-                stopped=self.stopped,
-            ),
+            lower_bound_bytes=bound_bytes,
         )
+        plan, own = in_order(written, problem, range(len(done.graph.nodes))), self.problems[point.problem]
+        report = CostReport(
+            runs=tuple(point.sequence.tolist()),
+            time_us=point.time_us,
+            order_us=self.order_us,
+            order_peak_bytes=by_order.peak_bytes,
+            recomputed=len(done.recomputed),
+            frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self.frontier_pinning(budget.host_bytes)),
+            host_frontier=self.host_frontier(max(point.peak_bytes, budget.memory_bytes or 0)),
+            time_bound_us=self._bound_us(point.peak_bytes),
+            evictions=evictions_of(own, point.sequence, candidate.graph, done.graph, np.array(plan.reuses, np.int32)),
+            stopped=self.stopped,
+        )
+        plan = dataclasses.replace(plan, lower_bound_bytes=min(bound_bytes, plan.peak_bytes), cost_report=report)
         return dataclasses.replace(plan, algebra=rule_reports(candidate.applied_rules, plan))
 
 

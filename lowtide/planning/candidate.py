@@ -16,7 +16,7 @@ from lowtide.ir.graph import NOTHING_HELD, Graph, HeldStorages, Kind, Node
 from lowtide.ir.operators.nodes import serving_collectives
 from lowtide.ir.shapes.points import at
 from lowtide.plan.contents import Timeline
-from lowtide.plan.plan import program_hash
+from lowtide.plan.plan import Plan, program_hash
 from lowtide.plan.snapshot import Snapshot
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.ahead import ahead_of_all
@@ -196,6 +196,20 @@ def order_together(candidates: Sequence[Candidate], solver: Solver, granule_byte
     orders = schedule_all([each.order_problem(granule_bytes) for each in unknown], solver)
     for each, order in zip(unknown, orders, strict=True):
         each._known.append((question, order))
+
+
+def in_order(plan: Plan, problem: OrderProblem, order: Sequence[int]) -> Plan:
+    """The plan in an order of its graph, whose problem this is: what works in place, the peak and what stands there are counted anew."""
+    footprint = simulate(problem, order)
+    profile = profile_of(plan.graph, problem, order, footprint, round_to=plan.granule_bytes)
+    return dataclasses.replace(
+        plan,
+        order=tuple(order),
+        reuses=tuple(footprint.reuses.tolist()),
+        peak_bytes=int(footprint.peak_bytes),
+        status="optimal" if plan.lower_bound_bytes >= footprint.peak_bytes else "feasible",
+        peak=profile.snapshot(plan.graph, order),
+    )
 
 
 def equal_graphs(graph: Graph) -> tuple[Graph, ...]:

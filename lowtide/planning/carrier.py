@@ -123,7 +123,7 @@ class Carrier:
     def _written(self) -> tuple[Positions, Positions]:
         """Nodes that both have, and of the sibling's own each that writes over what the one reads."""
         limits = self.target.limits
-        pairs = ((node, each) for node in range(self.common) for each in limits.ids[limits.ptr[node] : limits.ptr[node + 1]].tolist())
+        pairs = ((node, each) for node in range(self.common) for each in limits.row(node))
         writes = np.array([pair for pair in pairs if pair[1] >= self.common], np.int64).reshape(-1, 2)
         return writes[:, 0], writes[:, 1]
 

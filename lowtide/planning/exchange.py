@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lowtide.cost.memory import order_problem, profile_of, simulate
+from lowtide.cost.memory import order_problem, simulate
 from lowtide.ir.graph import Graph, Node
 from lowtide.ir.operators.nodes import begins_collective, is_collective, is_transfer, loads_parts
 from lowtide.plan.cost_report import CostReport, Eviction
 from lowtide.plan.plan import Plan
-from lowtide.problems.order import OrderProblem
+from lowtide.planning.candidate import in_order
+from lowtide.problems.order import OrderProblem, Rows
 from lowtide.remat.ahead import ahead_of_all
 from lowtide.remat.problem import RematProblem
 from lowtide.rewrite.loads import alike, begun_apart, taken_once
@@ -31,7 +32,7 @@ from lowtide.rewrite.loads import alike, begun_apart, taken_once
 def beside(problem: OrderProblem, order: Sequence[int], begins: AbstractSet[int], waits: AbstractSet[int]) -> list[int]:
     """The order with `begins` early and `waits` late."""
     most_bytes, moved = simulate(problem, order).peak_bytes, list(order)
-    before = [problem.preds.ids[start:end].tolist() for start, end in zip(problem.preds.ptr, problem.preds.ptr[1:], strict=False)]
+    before = problem.preds.lists()
     begun = [each for each in order if each in begins]
     for earlier, later in pairwise(begun):  # links work in the order in which their work is wanted
         before[later].append(earlier)
@@ -52,15 +53,14 @@ def holding(problem: OrderProblem, waits: Mapping[int, int]) -> OrderProblem:
     sizes = np.array([workspace_bytes[wait] for wait in waits], np.int64)
     workspace_bytes[[*waits, *waits.values()]] = 0
     row_of = {wait: first + row for row, wait in enumerate(waits)}
-    reads = [problem.read_ids[start:end].tolist() for start, end in zip(problem.read_ptr, problem.read_ptr[1:], strict=False)]
-    rows = [[*row, row_of[node]] if node in row_of else row for node, row in enumerate(reads)]
+    reads = Rows.of([[*row, row_of[node]] if node in row_of else row for node, row in enumerate(problem.reads.lists())])
     return dataclasses.replace(
         problem,
         tensor_bytes=np.concatenate([problem.tensor_bytes, sizes]),
         producer=np.concatenate([problem.producer, np.array(list(waits.values()), np.int32)]),
         kept=np.concatenate([problem.kept, np.zeros(len(sizes), bool)]),
-        read_ptr=np.cumsum([0, *map(len, rows)], dtype=np.int32),
-        read_ids=np.array([each for row in rows for each in row], np.int32),
+        read_ptr=reads.ptr,
+        read_ids=reads.ids,
         workspace_bytes=workspace_bytes,
     )
 
@@ -162,22 +162,15 @@ def _rewritten(plan: Plan, graph: Graph, counts: Sequence[int]) -> Plan:
             yield from [item, filled][:count]
 
     sizes = tuple(int(each) for each in spread(plan.workspace_bytes, 0))
-    problem = order_problem(graph, sizes, round_to=plan.granule_bytes)
-    footprint = simulate(problem, order)
-    peak_bytes = int(footprint.peak_bytes)
-    return dataclasses.replace(
+    rewritten = dataclasses.replace(
         plan,
         graph=graph,
-        order=tuple(order),
-        reuses=tuple(int(slot) for slot in footprint.reuses),
         workspace_bytes=sizes,
         node_us=tuple(spread(plan.node_us, 0.0)) if plan.node_us else (),
         issue_us=tuple(spread(plan.issue_us, 0.0)) if plan.issue_us else (),
-        peak_bytes=peak_bytes,
-        status="optimal" if plan.lower_bound_bytes >= peak_bytes else "feasible",
-        peak=profile_of(graph, problem, order, footprint, round_to=plan.granule_bytes).snapshot(graph, order),
         cost_report=None if plan.cost_report is None else _reported(plan, counts),
     )
+    return in_order(rewritten, order_problem(graph, sizes, round_to=plan.granule_bytes), order)
 
 
 def _reported(plan: Plan, counts: Sequence[int]) -> CostReport:
@@ -250,18 +243,8 @@ def _at_once(order: Sequence[int], waits: Mapping[int, int]) -> list[int]:
 
 def _in_order(plan: Plan, problem: OrderProblem, order: list[int]) -> Plan:
     """The plan in another order of no higher peak."""
-    footprint = simulate(problem, order)
-    peak_bytes = int(footprint.peak_bytes)
-    profile = profile_of(plan.graph, problem, order, footprint, round_to=plan.granule_bytes)
-    return dataclasses.replace(
-        plan,
-        order=tuple(order),
-        reuses=tuple(int(slot) for slot in footprint.reuses),
-        peak_bytes=peak_bytes,
-        status="optimal" if plan.lower_bound_bytes >= peak_bytes else "feasible",
-        peak=profile.snapshot(plan.graph, order),
-        cost_report=None if plan.cost_report is None else _moved(plan.cost_report, plan.order, order),
-    )
+    report = None if plan.cost_report is None else _moved(plan.cost_report, plan.order, order)
+    return in_order(dataclasses.replace(plan, cost_report=report), problem, order)
 
 
 def _moved(report: CostReport, old: Sequence[int], new: Sequence[int]) -> CostReport:

@@ -179,6 +179,29 @@ class Rows(NamedTuple):
     ptr: Ints  # [rows + 1]
     ids: Ints  # [entries]
 
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
+        """Lists laid end to end."""
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        return cls(offsets(lengths), np.fromiter(chain.from_iterable(lists), np.int32, int(lengths.sum())))
+
+    def row(self, index: int) -> list[int]:
+        entries: list[int] = self.ids[self.ptr[index] : self.ptr[index + 1]].tolist()
+        return entries
+
+    def lists(self) -> list[list[int]]:
+        return [self.row(index) for index in range(len(self.ptr) - 1)]
+
+    def chosen(self, rows: Ints) -> Rows:
+        """These rows, in this order; an empty one for -1."""
+        lengths = np.where(rows < 0, 0, self.ptr[rows + 1] - self.ptr[rows])
+        ptr = offsets(lengths)
+        return Rows(ptr, self.ids[np.repeat(self.ptr[rows] - ptr[:-1], lengths) + np.arange(ptr[-1])])
+
+    def frozen(self) -> Rows:
+        """The same, from now on read-only."""
+        return Rows(frozen(self.ptr), frozen(self.ids))
+
 
 class OrderArrays(NamedTuple):
     """An `OrderProblem` as kernels take it."""
@@ -233,22 +256,22 @@ class OrderProblem:
         kept = tuple(kept)
         producer = checked_producers(tensor_bytes, tasks, kept, resident_bytes)
         preds = checked_predecessors(producer, tasks)
-        reads, takes = _rows([task.reads for task in tasks]), _rows([[tensor for tensor, _ in task.takes] for task in tasks])
-        before, slots = _rows(preds), _rows([[slot for _, slot in task.takes] for task in tasks]).ids
+        reads, before = Rows.of([task.reads for task in tasks]).frozen(), Rows.of(preds).frozen()
+        takes = Rows.of([[tensor for tensor, _ in task.takes] for task in tasks]).frozen()
         return cls(
             names=tuple(task.name for task in tasks),
-            tensor_bytes=_frozen(np.array(tensor_bytes, np.int64)),
-            producer=_frozen(np.array(producer, np.int32)),
-            kept=_frozen(np.isin(np.arange(len(tensor_bytes)), np.array(kept, np.int64))),
+            tensor_bytes=frozen(np.array(tensor_bytes, np.int64)),
+            producer=frozen(np.array(producer, np.int32)),
+            kept=frozen(np.isin(np.arange(len(tensor_bytes)), np.array(kept, np.int64))),
             read_ptr=reads.ptr,
             read_ids=reads.ids,
             pred_ptr=before.ptr,
             pred_ids=before.ids,
-            workspace_bytes=_frozen(np.array([task.workspace_bytes for task in tasks], np.int64)),
+            workspace_bytes=frozen(np.array([task.workspace_bytes for task in tasks], np.int64)),
             take_ptr=takes.ptr,
             take_ids=takes.ids,
-            take_slots=slots,
-            take_output=_frozen(np.array([task.makes[0] if task.takes else -1 for task in tasks], np.int32)),
+            take_slots=frozen(np.array([slot for task in tasks for _, slot in task.takes], np.int32)),
+            take_output=frozen(np.array([task.makes[0] if task.takes else -1 for task in tasks], np.int32)),
             resident_bytes=resident_bytes,
         )
 
@@ -291,7 +314,7 @@ class OrderProblem:
         present = np.count_nonzero(self.producer < 0)
         ids = np.argsort(self.producer, kind="stable")[present:]
         counts = np.bincount(self.producer[ids], minlength=self.node_count)
-        return Rows(_offsets(counts), _frozen(ids.astype(np.int32)))
+        return Rows(frozen(offsets(counts)), frozen(ids.astype(np.int32)))
 
     @cached_property
     def made_bytes(self) -> Bytes:
@@ -301,7 +324,7 @@ class OrderProblem:
     @cached_property
     def uses(self) -> Ints:
         """[m] how many nodes read each tensor, and one more where it is kept: its memory is free once they are all done."""
-        return _frozen((np.diff(self.readers.ptr) + self.kept).astype(np.int32))
+        return frozen((np.diff(self.readers.ptr) + self.kept).astype(np.int32))
 
     @cached_property
     def start_bytes(self) -> int:
@@ -315,7 +338,7 @@ class OrderProblem:
     @cached_property
     def own_bytes(self) -> Bytes:
         """[n] the bytes of all that each node makes, and its workspace."""
-        return _frozen(self.made_bytes + self.workspace_bytes)
+        return frozen(self.made_bytes + self.workspace_bytes)
 
     @cached_property
     def lasting_bytes(self) -> Bytes:
@@ -326,19 +349,12 @@ class OrderProblem:
     def sum_by_row(rows: Rows, weights: Bytes) -> Bytes:
         """[rows] the sum of `weights[id]` over each row."""
         running = np.concatenate([[0], np.cumsum(weights[rows.ids], dtype=np.int64)])
-        return _frozen(running[rows.ptr[1:]] - running[rows.ptr[:-1]])
-
-
-def _rows(lists: Sequence[Sequence[int]]) -> Rows:
-    """`lists` laid end to end."""
-    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-    return Rows(_offsets(lengths), _frozen(np.fromiter(chain.from_iterable(lists), np.int32, int(lengths.sum()))))
+        return frozen(running[rows.ptr[1:]] - running[rows.ptr[:-1]])
 
 
 def _transposed(rows: Rows, columns: int) -> Rows:
     """By each number from 0 to `columns` - 1: the rows that hold it, ascending."""
-    ptr, ids, _ = turned(rows.ptr, rows.ids, columns)
-    return Rows(_frozen(ptr), _frozen(ids))
+    return Rows(*turned(rows.ptr, rows.ids, columns)[:2]).frozen()
 
 
 @kernel
@@ -357,12 +373,12 @@ def turned(ptr: Any, ids: Any, columns: Any) -> tuple[Ints, Ints, Ints]:
     return starts, rows, entries
 
 
-def _offsets(lengths: NDArray[np.int64]) -> Ints:
-    """[rows + 1] where each row starts, and where the last one ends."""
-    return _frozen(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+def offsets(lengths: NDArray[Any]) -> Ints:
+    """[rows + 1] where each row of such lengths starts, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def _frozen(array: NDArray[T]) -> NDArray[T]:
+def frozen(array: NDArray[T]) -> NDArray[T]:
     """`array` itself, from now on read-only."""
     array.setflags(write=False)
     return array

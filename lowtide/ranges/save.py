@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +40,8 @@ from lowtide.rewrite.rewritings import rewritten_with
 FORMAT, _VERSION = "lowtide.range", 1
 _WHERE = "plans of a range"
 _MOST_CHARACTERS = 2**28
-T = TypeVar("T")
+# Of numbers that are not from 0 on.
+_LEAST = {"granule_bytes": 1, "memory_bytes": 1, **dict.fromkeys(("latency", "smallest_us", "applied_rules"), -math.inf)}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class WrittenCandidate:
 
     graph: str  # its hash
     applied_rules: tuple[tuple[str, str, float], ...]  # what algebra did: rule, storage that was held, microseconds
-    smallest_us: float  # by how much longer it takes at the smallest point; without end where nobody knows
+    smallest_us: float | None  # by how much longer it takes at the smallest point; None where nobody knows
     points: tuple[tuple[int, ...], ...]  # [k] that were measured
     workspace_bytes: tuple[tuple[int, ...], ...]  # [k, nodes]
     node_us: tuple[tuple[float, ...], ...]  # [k, nodes]; empty where times do not matter
@@ -72,6 +73,13 @@ class WrittenProgram:
     candidates: tuple[WrittenCandidate, ...]
     orders: tuple[WrittenMember, ...]
     members: tuple[WrittenMember, ...]
+
+    def __post_init__(self) -> None:
+        if not (self.candidates and self.orders and self.members):
+            raise FormatError(f"{_WHERE}: expected candidates, orders and members of each program")
+        for member in (*self.orders, *self.members):
+            if not 0 <= member.candidate < len(self.candidates):
+                raise FormatError(f"{_WHERE}: expected one of {len(self.candidates)} candidates, got {member.candidate}")
 
 
 @dataclass(frozen=True)
@@ -102,25 +110,19 @@ class WrittenRange:
     def to_json(self) -> str:
         """As text. The same plans give the same text."""
         data = {"format": FORMAT, "version": _VERSION} | asdict(self)
-        finite = json.loads(json.dumps(data), parse_constant=lambda _: None)  # JSON has no infinity
-        return json.dumps(finite | {SEAL: checksum(finite)}, allow_nan=False) + "\n"
+        return json.dumps(data | {SEAL: checksum(data)}, allow_nan=False) + "\n"
 
 
 def read_range(text: str) -> WrittenRange:
     """What `to_json` wrote; nothing in it is executed. Raises FormatError for any other text."""
     if len(text) > _MOST_CHARACTERS:
         raise FormatError(f"{_WHERE}: expected at most {_MOST_CHARACTERS:,} characters, got {len(text):,}")
-    data = fields.parsed(_WHERE, text, parse_constant=lambda _: None)
+    data = fields.parsed(_WHERE, text)
     _check_format(data)
     if fields.string(_WHERE, data, SEAL) != checksum(data):
         raise FormatError(f"{_WHERE}: expected the file as it was written, got one whose {SEAL!r} is another's: save it again")
-    torch, lowtide, device = (fields.string(_WHERE, data, name) for name in ("torch", "lowtide", "device"))
-    memory_bytes, latency = data.get("memory_bytes"), data.get("latency")
-    if memory_bytes is not None:
-        memory_bytes = _whole(data, "memory_bytes", 1)
-    if latency is not None:
-        latency = fields.number(_WHERE, "latency", latency, -math.inf)
-    return WrittenRange(torch, lowtide, device, _whole(data, "granule_bytes", 1), memory_bytes, latency, _each(data, "parts", _part))
+    own = {name: each for name, each in data.items() if name not in ("format", "version", SEAL)}
+    return fields.record(_WHERE, own, WrittenRange, **_LEAST)
 
 
 def is_range(text: str) -> bool:
@@ -135,71 +137,6 @@ def _check_format(data: Any) -> None:
         raise FormatError(f'{_WHERE}: expected a JSON object with "format": "{FORMAT}"{more}')
     if fields.integer(_WHERE, data, "version") != _VERSION:
         raise FormatError(f"{_WHERE}: expected version {_VERSION}, got {data['version']}: it is of another lowtide; make the plans again")
-    known = {"format", "version", "torch", "lowtide", "device", "granule_bytes", "memory_bytes", "latency", "parts", SEAL}
-    fields.check_fields(_WHERE, data, known)
-
-
-def _part(item: Any) -> WrittenPart:
-    fields.check_fields(_WHERE, item, {"dimensions", "programs"})
-    return WrittenPart(fields.string(_WHERE, item, "dimensions"), _each(item, "programs", _read_program))
-
-
-def _read_program(item: Any) -> WrittenProgram:
-    fields.check_fields(_WHERE, item, {"program", "candidates", "orders", "members"})
-    name, candidates = fields.string(_WHERE, item, "program"), _each(item, "candidates", _read_candidate)
-    program = WrittenProgram(name, candidates, _each(item, "orders", _read_member), _each(item, "members", _read_member))
-    if not (program.candidates and program.orders and program.members):
-        raise FormatError(f"{_WHERE}: expected candidates, orders and members of each program")
-    for member in (*program.orders, *program.members):
-        if not 0 <= member.candidate < len(program.candidates):
-            raise FormatError(f"{_WHERE}: expected one of {len(program.candidates)} candidates, got {member.candidate}")
-    return program
-
-
-def _read_candidate(item: Any) -> WrittenCandidate:
-    fields.check_fields(_WHERE, item, {"graph", "applied_rules", "smallest_us", "points", "workspace_bytes", "node_us"})
-    smallest_us = item.get("smallest_us")
-    return WrittenCandidate(
-        fields.string(_WHERE, item, "graph"),
-        _each(item, "applied_rules", _applied_rule),
-        math.inf if smallest_us is None else fields.number(_WHERE, "smallest_us", smallest_us, -math.inf),
-        _each(item, "points", lambda row: _row(row, "points", _integer)),
-        _each(item, "workspace_bytes", lambda row: _row(row, "workspace_bytes", _integer)),
-        _each(item, "node_us", lambda row: _row(row, "node_us", lambda each: fields.number(_WHERE, "node_us", each))),
-    )
-
-
-def _applied_rule(item: Any) -> tuple[str, str, float]:
-    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(each, str) for each in item[:2]):
-        fields.refuse(_WHERE, "applied_rules", "a rule, a storage and microseconds", item)
-    return item[0], item[1], fields.number(_WHERE, "applied_rules", item[2], -math.inf)
-
-
-def _read_member(item: Any) -> WrittenMember:
-    fields.check_fields(_WHERE, item, {"candidate", "order", "sequence"})
-    sequence, order = item.get("sequence"), _row(item.get("order"), "order", _integer)
-    runs = None if sequence is None else _row(sequence, "sequence", _integer)
-    return WrittenMember(fields.integer(_WHERE, item, "candidate"), order, runs)
-
-
-def _each(item: dict[str, Any], name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
-    entries = item.get(name)
-    return tuple(map(read, entries)) if isinstance(entries, list) else fields.refuse(_WHERE, name, "a list", entries)
-
-
-def _row(item: Any, name: str, read: Callable[[Any], T]) -> tuple[T, ...]:
-    return tuple(map(read, item)) if isinstance(item, list) else fields.refuse(_WHERE, name, "a list of numbers", item)
-
-
-def _integer(item: Any) -> int:
-    if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < 2**62:
-        raise FormatError(f"{_WHERE}: expected whole numbers from 0 to below 2**62, got {str(item)[:40]}")
-    return item
-
-
-def _whole(item: dict[str, Any], name: str, least: int) -> int:
-    number = _integer(item.get(name))
-    return number if number >= least else fields.refuse(_WHERE, name, f"{least} or more", number)
 
 
 _CHANGED = "the saved plans were changed: {}; leave `plan` out to make new ones"
@@ -268,7 +205,7 @@ def _candidate(ranged: Ranged) -> WrittenCandidate:
     return WrittenCandidate(
         program_hash(ranged.graph),
         tuple((applied_rule.rule, applied_rule.storage.name, applied_rule.cost_us) for applied_rule in ranged.applied_rules),
-        ranged.extra_us[0],
+        ranged.extra_us[0] if math.isfinite(ranged.extra_us[0]) else None,
         tuple(tuple(point.values()) for point in measures.grid.points),
         tuple(map(tuple, measures.workspace_bytes.tolist())),
         tuple(map(tuple, measures.node_us.tolist())) if measures.node_us.size else (),
@@ -297,7 +234,9 @@ def _candidate_again(equal: Mapping[str, Graph], last: Graph, written: WrittenCa
     rewriting = rewritten_with(last, {(rule, name): cost_us for rule, name, cost_us in written.applied_rules})
     if program_hash(same_everywhere(rewriting.graph)) != written.graph:
         raise FormatError(_CHANGED.format("one of their graphs is not what the program is rewritten to"))
-    return Ranged.by_algebra(rewriting, _measures(rewriting.graph, written), written.smallest_us)
+    return Ranged.by_algebra(
+        rewriting, _measures(rewriting.graph, written), math.inf if written.smallest_us is None else written.smallest_us
+    )
 
 
 def _measures(graph: Graph, written: WrittenCandidate) -> Measures:

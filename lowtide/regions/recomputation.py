@@ -23,6 +23,7 @@ import numpy as np
 
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, with_values
 from lowtide.ir.operators.nodes import functional_base, is_view
+from lowtide.problems.order import Rows
 from lowtide.regions.clusters import components, is_simple
 from lowtide.rewrite.base import Forward, Rewritten, Uses, is_dense, replace_nodes
 from lowtide.schedule.cuts import select
@@ -212,9 +213,7 @@ def _chosen(uses: Uses, recomputations: Mapping[Storage, Recomputation]) -> list
         gain.append(int(storage.nbytes) - int(storage.nbytes) // _SHARE)
         given = {place[value.storage] for value in recomputation.given if value.storage in place}
         required.append(sorted(given | {place[storage]}))
-    ends = np.cumsum([0, *map(len, required)]).astype(np.int32)
-    ids = np.array([each for row in required for each in row], np.int32)
-    _, best = select(ends, ids, np.array(cost, np.int64), np.array(gain, np.int64), _PHASES)
+    _, best = select(*Rows.of(required), np.array(cost, np.int64), np.array(gain, np.int64), _PHASES)
     return [storage for storage, is_dropped in zip(dropped, best[len(storages) :], strict=True) if is_dropped]
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
-from lowtide.remat.problem import RematProblem, rows_of
+from lowtide.remat.problem import RematProblem
 
 Positions = NDArray[np.int64]
 
@@ -243,7 +243,7 @@ class _BlockCut:
         self.boundary = len(forward)
         self.nodes = np.concatenate([forward, [-1], backward]).astype(np.int32)
         base = problem.problem
-        self.reads, self.makes, self.takes = (_gathered(rows, self.nodes) for rows in (base.reads, base.outputs_of, base.takes))
+        self.reads, self.makes, self.takes = (rows.chosen(self.nodes) for rows in (base.reads, base.outputs_of, base.takes))
         touched = np.concatenate([self.reads.ids, self.makes.ids])
         self.sorted, first = np.unique(touched, return_index=True)
         self.tensors = touched[np.sort(first)]  # in the order in which they are met
@@ -260,7 +260,7 @@ class _BlockCut:
         readers = self.whole.problem.readers
         between = np.zeros(len(self.tensors), np.bool_)
         for index in np.flatnonzero(self.by_forward & (self.read >= begin)):
-            positions = self.position_of[_row(readers, self.tensors[index])]
+            positions = self.position_of[readers.row(self.tensors[index])]
             between[index] = bool(((positions >= begin) & (positions < end)).any())
         return between
 
@@ -310,7 +310,7 @@ class _BlockCut:
             cost_us=np.where(own < 0, 0.0, whole.cost_us[own]),
             is_view=np.zeros(count, np.bool_),
             repeatable=(own >= 0) & whole.repeatable[own],
-            limits=rows_of([self.limits_of(node) if limited else () for node, limited in zip(own.tolist(), self.limited(), strict=True)]),
+            limits=Rows.of([self.limits_of(node) if limited else () for node, limited in zip(own.tolist(), self.limited(), strict=True)]),
         )
 
     def local(self, tensors: Ints) -> Ints:
@@ -329,7 +329,7 @@ class _BlockCut:
     def limits_of(self, node: int) -> list[int]:
         """The nodes of this problem once which have run the node may not be repeated; the boundary stands for those of other blocks."""
         limits = set()
-        for position in self.position_of[_row(self.whole.limits, node)].tolist():
+        for position in self.position_of[self.whole.limits.row(node)].tolist():
             if self.begin <= position < self.end:
                 limits.add(position - self.begin)
             elif self.late <= position < self.last:
@@ -337,17 +337,6 @@ class _BlockCut:
             elif 0 <= position < self.late:
                 limits.add(self.boundary)
         return sorted(limits)
-
-
-def _row(rows: Rows, index: Any) -> Ints:
-    return rows.ids[rows.ptr[index] : rows.ptr[index + 1]]
-
-
-def _gathered(rows: Rows, picked: Ints) -> Rows:
-    """Some of the rows, one after another; an empty one for -1."""
-    lengths = np.where(picked < 0, 0, rows.ptr[picked + 1] - rows.ptr[picked])
-    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return Rows(ptr, rows.ids[np.repeat(rows.ptr[picked] - ptr[:-1], lengths) + np.arange(ptr[-1])])
 
 
 def _with_row(rows: Rows, index: int, row: NDArray[np.intp]) -> Rows:

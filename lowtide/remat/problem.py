@@ -197,7 +197,7 @@ class RematProblem:
             cost_us=np.array(cost_us, np.float64) if clocks is None else clocks.price_us(may_repeat),
             is_view=views,
             repeatable=may_repeat,
-            limits=rows_of(rows),
+            limits=Rows.of(rows),
             links=None if swap is None else Links.of(problem, storable(graph, swap_state=swap_state)[: problem.tensor_count], swap),
             writes=_writes(graph, offloadable, problem.tensor_count) if swap_state else None,
             plain=cls.of(graph, cost_us, workspace_bytes, round_to=round_to, known=known, issue_us=issue_us) if swap_state else None,
@@ -250,7 +250,7 @@ class RematProblem:
             links.store_us,
             links.load_us,
             pinned_powers(problem.tensor_bytes),
-            *(self.writes or rows_of([()] * problem.node_count)),
+            *(self.writes or Rows.of([()] * problem.node_count)),
             self.lanes,
             np.zeros(problem.node_count) if self.copies is None else self.copies.us,
         )
@@ -272,7 +272,7 @@ class RematProblem:
         for node in np.flatnonzero(~self.is_view).tolist():
             for pred in before[node]:
                 behind[pred].append(node)
-        return FirstRunOrder(*rows_of([sorted(each) for each in before]), *rows_of(behind))
+        return FirstRunOrder(*Rows.of([sorted(each) for each in before]), *Rows.of(behind))
 
     def by_bytes(self, power: float) -> NDArray[np.float64]:
         """[m] what the bytes of each tensor count for in eviction's scores."""
@@ -290,12 +290,7 @@ def pinned_powers(tensor_bytes: Bytes) -> Ints:
     return np.array([max(size - 1, 0).bit_length() for size in tensor_bytes.tolist()], np.int32)
 
 
-def rows_of(rows: Sequence[Sequence[int]]) -> Rows:
-    lengths = np.array([len(row) for row in rows], np.int32)
-    return Rows(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), np.array([each for row in rows for each in row], np.int32))
-
-
 def _writes(graph: Graph, offloaded: Sequence[Storage], tensors: int) -> Rows:
     """By node: the numbers of the offloaded storages that it writes, which are the last of so many tensors."""
     number = {storage: tensors - len(offloaded) + position for position, storage in enumerate(offloaded)}
-    return rows_of([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])
+    return Rows.of([sorted({number[before.storage] for before, _ in node.writes if before.storage in number}) for node in graph.nodes])

@@ -10,8 +10,10 @@ Nothing is loaded that somebody else may have written, and what does not load an
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -21,8 +23,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -158,6 +160,20 @@ def library(directory: Path | None, name: str, recipe: LibraryRecipe) -> Any:
         return _built_before(folder / name, recipe) or _build(folder, name, recipe)
     except OSError as error:
         raise NativeError(f"it cannot be built ({error})") from error
+
+
+@contextmanager
+def loaded(path: Path) -> Iterator[Any]:
+    """A library for ctypes, in here. Raises NativeError where it does not load, or has not what is looked for in it."""
+    try:
+        yield ctypes.CDLL(str(path))
+    except (OSError, AttributeError) as error:
+        raise NativeError(f"the library that was built does not load ({error})") from error
+
+
+def machine() -> tuple[str, str, str]:
+    """What the time of generated code depends on beside its source: the machine, its processor, the compiler that is asked for."""
+    return platform.machine(), hashlib.sha256(processor().encode()).hexdigest(), os.environ.get("CXX", "")
 
 
 def processor() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem, Task
-from lowtide.schedule.base import Schedule, Solver
+from lowtide.schedule.base import Anytime, Schedule, Solver
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
@@ -24,7 +24,7 @@ _MOVES_A_STATE, _MOVES_A_NODE = 15, 50  # what searches of training steps take a
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Anytime):
     """Simple orders, minimum cuts and exact search; where that ends without proof, windows around the peak are ordered anew.
 
     On training steps of today's networks the search usually ends with a proof after a few hundred states. Where it does not, it ends
@@ -35,11 +35,6 @@ class Auto:
     max_states: int = 24_000
     max_moves: int | None = None
     max_seconds: float = math.inf
-
-    def solve(self, problem: OrderProblem) -> Schedule:
-        """The least peak found, with the highest bound proven."""
-        *_, last = self.answers(problem)
-        return last
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
         end = time.monotonic() + self.max_seconds

@@ -45,6 +45,11 @@ class Anytime(Protocol):
         """At least one schedule, none with a higher peak or a lower bound than the one before; the last is what `solve` gives."""
         ...
 
+    def solve(self, problem: OrderProblem) -> Schedule:
+        """The least peak that was found, with the highest bound that was proven."""
+        *_, last = self.answers(problem)
+        return last
+
 
 def answers(problem: OrderProblem, solver: Solver) -> Iterator[Schedule]:
     """All that `solver` has to say, the best last: for callers who may have to stop it early."""

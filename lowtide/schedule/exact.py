@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
-from lowtide.schedule.base import Schedule, Solver, scheduled
+from lowtide.schedule.base import Anytime, Schedule, Solver, scheduled
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
 from lowtide.schedule.downsets import MOVES, DownsetWalk, net_of, start
@@ -26,7 +26,7 @@ _NO_EFFORT = {"states": 0, "moves": 0}
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Anytime):
     """Threshold search over downsets: closes in on the least peak from both sides, in both directions of time.
 
     Effort is counted in states (downsets entered), and in moves (nodes run), of which large problems take many a state; the seconds and
@@ -39,11 +39,6 @@ class Exact:
     max_bytes: int = 2**30
     max_cuts: int = 64
     first: Solver = field(default=Best(), repr=False)
-
-    def solve(self, problem: OrderProblem) -> Schedule:
-        """The least peak that was found, with the highest bound that was proven."""
-        *_, last = self.answers(problem)
-        return last
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
         """Better and better orders and bounds, the latest after each chunk of effort."""

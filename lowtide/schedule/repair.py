@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.memory import checked_order, simulate
 from lowtide.problems import Status
-from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
-from lowtide.schedule.base import Schedule, Solver, scheduled
+from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows, frozen, offsets
+from lowtide.schedule.base import Anytime, Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
 from lowtide.schedule.best import Best
 from lowtide.schedule.cuts import cut_bound_bytes
@@ -60,15 +60,15 @@ class OrderLine:
         steps read is kept, what nobody else reads any more is there from the start.
         """
         problem, nodes = self.problem, self.order[first:last]
-        reads, outputs = row_entries(problem.reads, nodes), row_entries(problem.outputs_of, nodes)
+        reads, outputs = problem.reads.chosen(nodes), problem.outputs_of.chosen(nodes)
         dying = reads.ids[(self.made_step[reads.ids] < first) & (self.last_step[reads.ids] < last)]
         local = np.unique(np.concatenate([outputs.ids, dying]))
         lasting, is_here = self.last_step[local] >= last, self.made_step[local] >= first
-        takes = row_entries(problem.takes, nodes)
+        takes = problem.takes.chosen(nodes)
         taken, may_take = _positions(takes, local)
         may_take &= self.last_step[takes.ids] < last
         chosen = _chosen(takes, taken, may_take)
-        before = row_entries(problem.preds, nodes)
+        before = problem.preds.chosen(nodes)
         throughout = int(self.live_bytes[first]) - int(problem.tensor_bytes[local[~is_here]].sum())
         output_place = np.searchsorted(local, problem.take_output[nodes])
         read = _chosen(reads, *_positions(reads, local))
@@ -85,7 +85,7 @@ class OrderLine:
             workspace_bytes=frozen(problem.workspace_bytes[nodes]),
             take_ptr=chosen.ptr,
             take_ids=chosen.ids,
-            take_slots=frozen(row_entries(Rows(problem.take_ptr, problem.take_slots), nodes).ids[may_take]),
+            take_slots=frozen(Rows(problem.take_ptr, problem.take_slots).chosen(nodes).ids[may_take]),
             take_output=frozen(np.where(np.diff(chosen.ptr) > 0, output_place, -1).astype(np.int32)),
             resident_bytes=problem.resident_bytes + throughout,
         )
@@ -97,20 +97,6 @@ class OrderLine:
         return put
 
 
-def row_entries(rows: Rows, chosen: Ints) -> Rows:
-    """The rows of numbers `chosen`, in that order."""
-    lengths = rows.ptr[chosen + 1] - rows.ptr[chosen]
-    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    positions = np.arange(ptr[-1], dtype=np.int32) + np.repeat(rows.ptr[chosen] - ptr[:-1], lengths)
-    return Rows(ptr, rows.ids[positions])
-
-
-def frozen(array: NDArray[T]) -> NDArray[T]:
-    """`array` itself, from now on read-only."""
-    array.setflags(write=False)
-    return array
-
-
 def _positions(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """By entry: its position in `local`, which is ascending, and whether it has one."""
     position = np.searchsorted(local, rows.ids)
@@ -119,7 +105,7 @@ def _positions(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bo
 
 def _chosen(rows: Rows, position: NDArray[np.integer[Any]], keep: NDArray[np.bool_]) -> Rows:
     """The entries that `keep` marks, renumbered."""
-    return Rows(frozen(np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)[rows.ptr]), frozen(position[keep].astype(np.int32)))
+    return Rows(frozen(offsets(keep)[rows.ptr]), frozen(position[keep].astype(np.int32)))
 
 
 def _sorted(rows: Rows) -> Rows:
@@ -128,7 +114,7 @@ def _sorted(rows: Rows) -> Rows:
 
 
 @dataclass(frozen=True)
-class Repair:
+class Repair(Anytime):
     """Improves the order of `first` by windows of up to `largest` steps around its peak, each ordered by `inner`.
 
     A window starts at `window` steps and doubles while it does not help. Each look at a long order is at several of its highest places,
@@ -147,11 +133,6 @@ class Repair:
     def __post_init__(self) -> None:
         if not 2 <= self.window <= self.largest:
             raise ValueError(f"expected 2 <= window <= largest, got window {self.window} and largest {self.largest}")
-
-    def solve(self, problem: OrderProblem) -> Schedule:
-        """The order whose peak no window lowers, and the best bound of cuts."""
-        *_, last = self.answers(problem)
-        return last
 
     def answers(self, problem: OrderProblem) -> Iterator[Schedule]:
         """The first solver's order with the bound of cuts, and each lower peak that windows lead to."""

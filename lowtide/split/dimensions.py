@@ -13,7 +13,7 @@ elsewhere, if both ends are cut where rows are apart: a slice of what lies merge
 
 Reshapes begin it, where several dimensions become one, and operators pass it on along the axes that have a unit for each row.
 
-`print(ComponentTable.of(dimensions))` tells the components. One is named by the strongest of its signs: a named dimension of the example's
+A table has the components. One is named by the strongest of its signs: a named dimension of the example's
 shapes; its place in the batch ("batch", "tokens", "channels", "height", "width"); heads of an attention, classes of a loss; channels of a
 convolution. One without signs is called after what it was before an operator that closed it, or after the place in the batch of the same
 extent, unless a parameter has it; else "features". To the name comes the module within which all of it lies, by which components that
@@ -46,7 +46,6 @@ _BY_RANK = {  # places in the batch, by the rank of what is given; whole numbers
     5: ("batch", "channels", "depth", "height", "width"),
 }
 _STRENGTH = ("batch", "tokens", "height", "width", "depth", "heads", "classes", "channels", "features")
-_LINES = 24
 
 
 def with_inner(graph: Graph, axes: Sequence[Axes]) -> tuple[Axes, ...]:
@@ -193,14 +192,7 @@ class AlikeParts:
     components: tuple[int, ...]
     least: Size  # extent along it
     most: Size
-    operators: int  # that can be run in parts along it
-    sums: int  # of these, those whose results are put together
     made_bytes: int  # of the storages that are made in parts along it
-
-    def __str__(self) -> str:
-        extent = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-        count = f"{len(self.components)} x " if len(self.components) > 1 else ""
-        return f"{count + self.name:<48}{extent:>16}{self.operators:>8}{self.sums:>8}{bytes_text(self.made_bytes):>14}"
 
 
 @dataclass(frozen=True)
@@ -219,11 +211,6 @@ class ComponentTable:
         lines = [_line(name, components, [facts[component] for component in components]) for name, components in groups.items()]
         return cls(tuple(sorted(lines, key=lambda line: -line.made_bytes)))
 
-    def __str__(self) -> str:
-        head = f"{'dimension':<48}{'extent':>16}{'nodes':>8}{'sums':>8}{'made along it':>14}"
-        rest = [f"and {len(self.lines) - _LINES} more"] if len(self.lines) > _LINES else []
-        return "\n".join([head, *map(str, self.lines[:_LINES]), *rest])
-
     def short(self, most: int = 4) -> str:
         """The largest in a line: "batch (2 to 512; 1.20 GiB), ..."."""
         texts = [f"{line.name} ({_extent(line)}; {bytes_text(line.made_bytes)})" for line in self.lines[:most]]
@@ -240,15 +227,11 @@ class _Facts:
 
     least: Size = 0
     most: Size = 0
-    operators: int = 0
-    sums: int = 0
     module: list[str] | None = None  # the path that all operators share so far
     signs: set[str] = field(default_factory=set)
     storages: dict[Storage, None] = field(default_factory=dict)
 
     def meet(self, node: Node, axis: Axis) -> None:
-        self.operators += 1
-        self.sums += any(isinstance(role, Reduced) for role in axis.results)
         path = node.source.module.split(".") if node.source is not None and node.source.module else []
         self.module = path if self.module is None else _shared(self.module, path)
         taken = {value.storage for value in node.inputs}
@@ -365,7 +348,5 @@ def _line(name: str, components: list[int], facts: list[_Facts]) -> AlikeParts:
         tuple(components),
         least,
         most,
-        sum(each.operators for each in facts),
-        sum(each.sums for each in facts),
         sum(storage.nbytes for storage in storages if isinstance(storage.nbytes, int)),
     )

@@ -28,7 +28,7 @@ from lowtide.ir.bodies import Loop, is_loop
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value
 from lowtide.ir.shapes.points import Rewriter, sizes_at, sizes_of
 from lowtide.ir.sizes import Size
-from lowtide.problems.order import Ints, OrderProblem, Rows
+from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.cost import cost_of
 from lowtide.remat.entries import EntryKind
 from lowtide.remat.eviction import ScoreWeights, evict
@@ -264,13 +264,8 @@ def _alive(problem: RematProblem, sequence: Ints, place: int) -> set[int]:
     for at, entry in enumerate(sequence[place:].tolist()):
         kind, which = codes.read(entry)
         runs = kind is EntryKind.RUN
-        copies = _row(base.outputs_of, which) if runs else [which] if kind is EntryKind.LOAD else []
-        alive.update(tensor for tensor in (_row(base.reads, which) if runs else [which]) if tensor not in anew)
+        copies = base.outputs_of.row(which) if runs else [which] if kind is EntryKind.LOAD else []
+        alive.update(tensor for tensor in (base.reads.row(which) if runs else [which]) if tensor not in anew)
         (anew if at else alive).update(copies)
-    kept = {tensor for entry in sequence[: place + 1].tolist() if entry < codes.nodes for tensor in _row(base.outputs_of, entry)}
+    kept = {tensor for entry in sequence[: place + 1].tolist() if entry < codes.nodes for tensor in base.outputs_of.row(entry)}
     return alive | {tensor for tensor in kept if base.kept[tensor]}
-
-
-def _row(rows: Rows, which: int) -> list[int]:
-    ids: list[int] = rows.ids[rows.ptr[which] : rows.ptr[which + 1]].tolist()
-    return ids

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowtide.base.kernels import kernel
-from lowtide.problems.order import Ints, OrderProblem, Rows, Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task, frozen
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.exact import Exact
-from lowtide.schedule.repair import frozen, row_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +32,7 @@ class Inverse:
 
     def expand(self, order: ArrayLike) -> Ints:
         """An order of the larger problem: run after run, and each node that is in no run as soon as its predecessors have run."""
-        kept = row_entries(self.runs, np.asarray(order, np.int32)).ids
+        kept = self.runs.chosen(np.asarray(order, np.int32)).ids
         is_dropped = np.ones(self.larger.node_count, np.bool_)
         is_dropped[kept] = False
         return np.asarray(_with_dropped(kept, is_dropped, self.larger.pred_ptr, *self.larger.succs), np.int32)

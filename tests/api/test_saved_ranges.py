@@ -139,7 +139,7 @@ def _changed(data, change):
         (lambda one: one["candidates"][0].update(graph="0" * 64), "the captured graph is not the first"),
         (lambda one: one["candidates"][0]["points"].pop(), "were changed"),
         (lambda one: one["candidates"][0]["workspace_bytes"][0].append(1), "were changed"),
-        (lambda one: one["candidates"][0]["workspace_bytes"].__setitem__(0, [-1]), "expected whole numbers"),
+        (lambda one: one["candidates"][0]["workspace_bytes"].__setitem__(0, [-1]), "expected 'workspace_bytes' to be from 0 to below"),
         (lambda one: one.update(more=1), "got 'more'"),
     ],
 )

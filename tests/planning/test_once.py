@@ -14,7 +14,7 @@ from tests.planning.networks import REQUEST, network
 USERS = {
     "order_problem": ("lowtide.planning.candidate", "lowtide.planning.archive", "lowtide.remat.problem"),
     "schedule_all": ("lowtide.planning.candidate",),
-    "profile_of": ("lowtide.planning.candidate", "lowtide.planning.planner", "lowtide.planning.archive"),
+    "profile_of": ("lowtide.planning.candidate", "lowtide.planning.planner"),
 }
 
 

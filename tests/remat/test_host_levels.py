@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.problems.order import Ints, OrderProblem, Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.remat.archive import Archive, Point, pinned_step
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
 from lowtide.remat.eviction import ScoreWeights, evict
-from lowtide.remat.problem import Links, RematProblem, rows_of
+from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep import Sweep
 from tests.problems import unhurried
 from tests.sequences import RULES, linked, stored_chain
@@ -122,7 +122,7 @@ def little_steps(count: int) -> Iterator[tuple[RematProblem, Ints]]:
         nodes = 2 * layers
         links = Links(np.arange(nodes) < layers, rng.integers(1, 9, nodes) + 0.0, rng.integers(1, 9, nodes) + 0.0)
         no, problem = np.zeros(nodes, np.bool_), OrderProblem.of(sizes, tasks, kept=[layers])
-        yield RematProblem(problem, rng.integers(1, 9, nodes) + 0.0, no, no, rows_of([()] * nodes), links), np.arange(nodes, dtype=np.int32)
+        yield RematProblem(problem, rng.integers(1, 9, nodes) + 0.0, no, no, Rows.of([()] * nodes), links), np.arange(nodes, dtype=np.int32)
 
 
 def all_sequences(problem: RematProblem, order: Ints) -> Iterator[Ints]:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lowtide.problems.order import OrderProblem, Task
+from lowtide.problems.order import OrderProblem, Rows, Task
 from lowtide.remat.cost import cost_of, price_of, runs_all
 from lowtide.remat.eviction import evict
 from lowtide.remat.local_moves import LocalMoves
 from lowtide.remat.neighbours import RULES
-from lowtide.remat.problem import RematProblem, rows_of
+from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep import Sweep
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps
@@ -108,7 +108,7 @@ def layered(count: int, writers: int = 0) -> RematProblem:
         cost_us=np.array([float(rng.randint(1, 1000)) for _ in tasks]),
         is_view=np.zeros(len(tasks), np.bool_),
         repeatable=np.arange(len(tasks)) < count,
-        limits=rows_of([[count + place for place, each in enumerate(over) if each == node] for node in range(len(tasks))]),
+        limits=Rows.of([[count + place for place, each in enumerate(over) if each == node] for node in range(len(tasks))]),
     )
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from lowtide.cost.presets import preset
 from lowtide.ir.text.graph_text import parse
-from lowtide.problems.order import OrderProblem, Task
+from lowtide.problems.order import OrderProblem, Rows, Task
 from lowtide.remat.cost import _QUEUE, cost_of
 from lowtide.remat.eviction import evict
-from lowtide.remat.problem import Clocks, Links, RematProblem, rows_of, with_views
+from lowtide.remat.problem import Clocks, Links, RematProblem, with_views
 from tests.optimum import time_bound_us
 from tests.sequences import RULES, linked, repeating
 
@@ -30,7 +30,7 @@ def chain(device_us, issue_us):
     count = len(device_us)
     tasks = [Task(f"n{i}", makes=(i,), reads=(i - 1,) if i else ()) for i in range(count)]
     no = np.zeros(count, np.bool_)
-    problem = RematProblem(OrderProblem.of([8] * count, tasks, kept=[count - 1]), np.ones(count), no, ~no, rows_of([()] * count))
+    problem = RematProblem(OrderProblem.of([8] * count, tasks, kept=[count - 1]), np.ones(count), no, ~no, Rows.of([()] * count))
     return with_clocks(problem, device_us, issue_us), np.arange(count, dtype=np.int32)
 
 

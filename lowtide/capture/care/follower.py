@@ -48,6 +48,7 @@ INTEGRATIONS = f"{PACKAGE_FOLDER}integrations{os.sep}"
 _DEEPEST, _DEEPEST_OF_MODULES, _LARGEST = 32, 4, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
+_BY_OTHERS = nn.Module, torch.Tensor, *PLAIN  # of these the walk over modules and their state asks
 _CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
 _METHODS = types.BuiltinMethodType, types.MethodWrapperType
 _OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
@@ -160,6 +161,8 @@ class Follower(Findings):
 
     def _follow_code(self, item: Any, depth: int = 0) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks, and objects of the user's."""
+        if issubclass(type(item), _BY_OTHERS):  # most of it; `isinstance` would read `__class__`, and what reads a module is noted
+            return
         if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item) or _is_object(item):
             self._follow(item)
         elif isinstance(item, CONTAINERS) and depth < _DEEPEST_OF_MODULES and len(within := pieces(item)) < _LARGEST:

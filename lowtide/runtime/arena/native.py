@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once, processor
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, loaded, once, processor
 
 __all__ = ["SOURCE", "NativeError", "key", "load", "opened"]
 
@@ -52,13 +52,10 @@ def key(*sources: Path) -> str:
 
 def opened(path: Path, *, tries: bool = True) -> Any:
     """A library, loaded and tried, with the types of its functions: ctypes takes everything for an int. Raises NativeError."""
-    try:
-        library = ctypes.CDLL(str(path))
+    with loaded(path) as library:
         for name, holds_lock, result, *arguments in _FUNCTIONS:
             make = ctypes.PYFUNCTYPE if holds_lock else ctypes.CFUNCTYPE
             setattr(library, f"lowtide_{name}", make(result, *arguments)((f"lowtide_{name}", library)))
-    except (OSError, AttributeError) as error:
-        raise NativeError(f"the library that was built does not load ({error})") from error
     if tries and not _works(library):
         raise NativeError("the library that was built does not do what it should: set CXX to another compiler")
     return library
