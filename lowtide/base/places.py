@@ -152,12 +152,12 @@ def static_attribute(item: Any, name: str) -> Any:
     """An object's attribute as it is kept, by itself or by its class; a property is itself. ABSENT where there is none."""
     if name == EVERYTHING:
         return attributes(item)
-    if isinstance(item, types.FunctionType):
+    if type(item) is types.FunctionType:
         return getattr(item, name, ABSENT)
     for table, there in _tables_with(item, name):
         if there:
             entry = table[name]
-            if type(entry) in (types.MemberDescriptorType, types.GetSetDescriptorType) and not isinstance(item, type):
+            if type(entry) in (types.MemberDescriptorType, types.GetSetDescriptorType) and not issubclass(type(item), type):
                 try:
                     return entry.__get__(item)
                 except AttributeError:
@@ -214,10 +214,11 @@ def in_context(variable: contextvars.ContextVar[Any]) -> Any:
 
 def _tables_with(item: Any, name: str) -> Iterator[tuple[Mapping[str, Any], bool]]:
     """The object's own table, those of a module, those of its classes; up to the first that has the name."""
+    is_class = issubclass(type(item), type)  # `isinstance` would read `__class__` of a module, and what reads one is noted
     tables: list[Mapping[str, Any]] = []
-    if not isinstance(item, type) and (own := attributes(item)) is not ABSENT:
+    if not is_class and (own := attributes(item)) is not ABSENT:
         tables = [own, *(table for each in _TABLES if isinstance(table := own.get(each), dict))]
-    for table in (*tables, *(cls.__dict__ for cls in (item if isinstance(item, type) else type(item)).__mro__)):
+    for table in (*tables, *(cls.__dict__ for cls in (item if is_class else type(item)).__mro__)):
         there = name in table
         if there or isinstance(table, dict):  # of what its bases have not, a class is not asked
             yield table, there

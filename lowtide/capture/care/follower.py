@@ -161,7 +161,8 @@ class Follower(Findings):
 
     def _follow_code(self, item: Any, depth: int = 0) -> None:
         """Of what lies in a module of the model: functions, also in tables of hooks, and objects of the user's."""
-        if issubclass(type(item), _BY_OTHERS):  # most of it; `isinstance` would read `__class__`, and what reads a module is noted
+        kind = type(item)  # `isinstance` would read `__class__` of modules, and what reads them is noted
+        if issubclass(kind, _BY_OTHERS) and not issubclass(kind, CONTAINERS):
             return
         if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item) or _is_object(item):
             self._follow(item)
