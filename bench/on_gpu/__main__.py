@@ -2,8 +2,8 @@
 
     python -m bench.on_gpu [--minutes 15] [--only PART ...] [--again]
 
-Kernels are compiled once, and parts planned side by side; what is timed runs alone. Rows are saved as they come, and a part that has rows
-of this device is not run again: what was cut off goes on where it was. Without a GPU it is a dry run: every part does on the CPU what it
+Kernels are compiled once, and parts planned side by side; what is timed runs alone. Rows are saved as they come, and a part that has ended
+on this device is not run again: one that was cut off or died is. Without a GPU it is a dry run: every part does on the CPU what it
 would do on a GPU, on small stand-ins, and nothing is saved. The exit code is 1 where something failed.
 """
 
@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import IO
 
 from bench.on_gpu.ground import PLACES, Ground, Row, send
 from bench.on_gpu.parts import KERNELS, PARTS, Part
@@ -34,7 +34,8 @@ COLUMNS = (
 _GIB = 64  # of the device that processes side by side may hold, beside the one that runs
 _AT_ONCE = max(1, min(8, (os.cpu_count() or 1) // 2))  # parts: each plans and compiles by more than one process
 _PATIENCE = 5  # times as long on a CPU, whose cores others may use
-_BAD = ("failed", "different", "raised", "dead", "time-out", "off")
+_CUT_OFF = ("dead", "time-out")
+_BAD = ("failed", "different", "raised", "off", "out of memory", "evaluation does not fit", *_CUT_OFF)
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     ground = Ground.here()
     chosen = [part for part in PARTS if part.name == KERNELS or any(text in part.name for text in options.only)]
-    done = set() if options.again or ground.dry else {row["part"] for row in SWEEP.saved() if row["device"] == ground.name}
+    done = set() if options.again or ground.dry else ended([row for row in SWEEP.saved() if row["device"] == ground.name])
     pending = [part for part in chosen if part.name not in done - {KERNELS}]
     shutil.rmtree(PLACES, ignore_errors=True)
     PLACES.mkdir()
@@ -53,6 +54,11 @@ def main() -> None:
     table = SWEEP.run(rows, save=not ground.dry)
     table.print()
     sys.exit(any(row["verdict"] in _BAD for row in table.rows))
+
+
+def ended(rows: Sequence[Row]) -> set[str]:
+    """The parts that have told all that they had to."""
+    return {row["part"] for row in rows} - {row["part"] for row in rows if row["verdict"] in _CUT_OFF}
 
 
 def run(parts: Sequence[Part], deadline: float, patience: int = 1, *, at_once: int = 1) -> Iterator[Row]:
@@ -82,34 +88,33 @@ def _may_begin(part: Part, waiting: Sequence[Part], running: Collection[str]) ->
 
 def _attempted(part: Part, patience: int, deadline: float, found: queue.Queue[Row | str]) -> None:
     """Each row, then the part's name."""
-    for row in attempt(part, min(patience * part.seconds, deadline - time.monotonic())):
-        found.put(row)
-    found.put(part.name)
+    try:
+        for row in attempt(part, min(patience * part.seconds, deadline - time.monotonic())):
+            found.put(row)
+    finally:
+        found.put(part.name)
 
 
 def attempt(part: Part, seconds: float) -> Iterator[Row]:
     """One part in a process of its own: what it tells as it comes, and how it ended where that was not well."""
     clock = time.monotonic()
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen(_command(part.name), **pipes)
-    assert process.stdout is not None, "asked for"
-    assert process.stderr is not None, "asked for"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(_command(part.name), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     said: list[str] = []
-    reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
-    reader.start()
-    late = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+    heard = queue.Queue[str | None]()
+    pipes = ((process.stdout, heard.put), (process.stderr, said.append))
+    readers = [threading.Thread(target=_read, args=each, daemon=True) for each in pipes]
+    for thread in (*readers, threading.Thread(target=_wait, args=(process, readers, heard), daemon=True)):
+        thread.start()
+    late = threading.Timer(seconds, send, (process.pid, signal.SIGKILL))
     late.start()
     known: Row = {"part": part.name, "device": Ground.here().name}
-    for line in process.stdout:
-        if line.startswith("{"):
-            yield known | {"seconds": round(time.monotonic() - clock, 1)} | _row(line)
+    for line in iter(heard.get, None):
+        if row := _row(line):
+            yield known | {"seconds": round(time.monotonic() - clock, 1)} | row
     code = process.wait()
-    in_time = late.is_alive()
+    in_time = late.is_alive() or code != -signal.SIGKILL
     late.cancel()
-    process.stdout.close()
-    reader.join(1)
-    if not reader.is_alive():  # else a process that this one left behind still writes
-        process.stderr.close()
     (PLACES / str(process.pid)).unlink(missing_ok=True)
     if code:  # others may stand still for it
         for place in PLACES.glob("*"):
@@ -120,13 +125,31 @@ def attempt(part: Part, seconds: float) -> Iterator[Row]:
         yield known | {"seconds": round(time.monotonic() - clock, 1), "verdict": "dead", "why": f"exit code {code}: {_last(''.join(said))}"}
 
 
+def _read(pipe: IO[str], take: Callable[[str], None]) -> None:
+    with pipe:
+        for line in pipe:
+            take(line)
+
+
+def _wait(process: subprocess.Popen[str], readers: Iterable[threading.Thread], heard: queue.Queue[str | None]) -> None:
+    """Until the part has ended and all it said is heard; a process that it left behind may hold its output for ever."""
+    process.wait()
+    for reader in readers:
+        reader.join(1)
+    heard.put(None)
+
+
 def _command(name: str) -> list[str]:
     return [sys.executable, "-m", "bench.on_gpu.one", name]
 
 
-def _row(line: str) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(line)
-    return row
+def _row(line: str) -> Row:
+    """What a line tells; nothing where it is another's word, or cut off."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) and "verdict" in told else {}
 
 
 def _last(text: str) -> str:

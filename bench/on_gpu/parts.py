@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from bench.on_gpu import exact, graphed, large, limits, rates, worth
+from bench.on_gpu import exact, graphed, large, limits, rates, survival, worth
 from bench.on_gpu.ground import Ground, Row
 
 KERNELS = "kernels"  # that others find compiled
@@ -54,11 +54,12 @@ def _steps(network: limits.Network, *peers: str) -> Iterator[Part]:
 
 PARTS: tuple[Part, ...] = (
     Part(KERNELS, _kernels, 120, 0, plans=False),
-    *(part for each in limits.NETWORKS for part in _steps(each)),
-    *(part for each in limits.NETWORKS for part in _steps(each, "inductor", "checkpoint")),
     *(Part(case.name, partial(exact.rows, case), 120) for case in exact.CASES),
-    *(Part(f"graph: {name}", partial(graphed.rows, name, batch, stand_in), 120) for name, batch, stand_in in graphed.CASES),
+    *(part for each in limits.NETWORKS for part in _steps(each)),
+    *(Part(f"survival: {each.name}", partial(survival.part_rows, each), 150) for each in survival.FIRST),
     Part(f"worth: {limits.NETWORKS[0].name}", partial(worth.rows, limits.NETWORKS[0]), 240, 20),
+    *(part for each in limits.NETWORKS for part in _steps(each, "inductor", "checkpoint")),
+    *(Part(f"graph: {name}", partial(graphed.rows, name, batch, stand_in), 120) for name, batch, stand_in in graphed.CASES),
     *(part for each in limits.NETWORKS for part in _steps(each, "save_on_cpu")),
     Part("tests", _tests, 200),
     Part("rates", rates.rows, 90),

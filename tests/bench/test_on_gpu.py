@@ -105,5 +105,26 @@ def test_what_dies_or_hangs_is_told_and_what_there_is_no_time_for_is_left(monkey
     assert list(runner.run(parts[2:], time.monotonic() - 1)) == []
 
 
+def test_a_word_that_is_no_row_and_a_process_that_is_left_behind_take_nothing(monkeypatch: pytest.MonkeyPatch):
+    late = 'import time; time.sleep(20); print(\'{"verdict": "too late"}\')'
+    code = f"""import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {late!r}], start_new_session=True)
+print('{{a word}}\\n{{"verdict": "right"}}\\n{{"verdict": "cut', flush=True)"""
+    monkeypatch.setattr(runner, "_command", lambda name: [sys.executable, "-c", code])
+    found = list(runner.run([Part("it", partial(_none), 100), Part("the next", partial(_none), 100)], time.monotonic() + 200))
+    assert [(row["part"], row["verdict"]) for row in found] == [("it", "right"), ("the next", "right")]
+
+
+def test_a_part_that_was_cut_off_is_run_again():
+    verdicts = {"whole": ["kept", "does not fit"], "late": ["kept", "time-out"], "died": ["dead"], "wrong": ["different"]}
+    rows = [{"part": part, "verdict": verdict} for part, each in verdicts.items() for verdict in each]
+    assert runner.ended(rows) == {"whole", "wrong"}
+
+
+def test_what_is_worth_most_comes_first():
+    kinds = list(dict.fromkeys(part.name.partition(":")[0] for part in PARTS))
+    assert kinds[:5] == ["kernels", "exact", "limits", "survival", "worth"]
+
+
 def _none(ground: Ground) -> Iterator[Row]:
     yield from ()
