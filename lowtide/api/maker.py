@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from lowtide.api.arguments import detached
 from lowtide.api.captures import Captures
 from lowtide.api.processes import agreed_plans, compare_programs
 from lowtide.api.variant import Variant
-from lowtide.base.messages import Stages
+from lowtide.base.messages import Stages, bytes_text
 from lowtide.base.process import collected_seldom
 from lowtide.capture.batches import with_stand_ins
 from lowtide.capture.care.failures import programs_own
@@ -22,7 +23,8 @@ from lowtide.cost.laboratory import Laboratory
 from lowtide.cpu.comparison import measured_ns
 from lowtide.cpu.networks import networks_of
 from lowtide.cpu.stages import Attention, Batched, Convolution, KernelStage, Map, Pad, Product, RowBlock, RowReduction, Windows, Winograd
-from lowtide.errors import CaptureError
+from lowtide.cuda.forecast import arena_peak_bytes
+from lowtide.errors import BudgetError, CaptureError
 from lowtide.ir.bodies import Region, is_by_inductor, is_region
 from lowtide.ir.graph import Graph
 from lowtide.ir.operators.nodes import is_view
@@ -79,6 +81,9 @@ def _name(op: str) -> str:
     return op.split(".")[1] if "." in op else op
 
 
+_LEANER = 16  # plans that are asked for, one leaner than the other, before the limit falls by all that is lacking
+
+
 @dataclass(frozen=True)
 class PlanningSettings:
     """What is asked of planning, whatever the program is."""
@@ -90,6 +95,7 @@ class PlanningSettings:
     exact: bool = True  # eager's numbers, to the last bit
     kernels: str = "auto"  # what runs operators, as `Run` has it
     graph: bool = False  # whether the step may be a CUDA graph, whose copies have their part of a limit
+    arena: bool = False  # whether it has an arena on a CUDA device: a limit holds with results beside a block that stays
 
 
 @dataclass(frozen=True)
@@ -286,8 +292,27 @@ class StepMaker:
         budget = self.settings.limit.budget(last.eager_peak_bytes) if self.saved is None else self.saved.budget
         if self.settings.graph and self.saved is None and budget.memory_bytes is not None:
             budget = replace(budget, memory_bytes=budget.memory_bytes - graph_bytes(last.captured.graph))
-        new_plans = iter(self._asked(family.planner, last.captured, budget))
+        new_plans = iter(self._asked_with_arena(family.planner, last.captured, budget))
         return [next(new_plans) if program.saved is None else program.saved for program in family.programs]
+
+    def _asked_with_arena(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
+        """Plans within the budget, counted as memory is taken where the step has an arena: results lie beside it throughout."""
+        plans, within = self._asked(planner, captured, budget), budget
+        if not self.settings.arena or self.saved is not None or budget.memory_bytes is None or not plans:
+            return plans
+        for tries in count():
+            worst = max(plans, key=arena_peak_bytes)
+            over_bytes = arena_peak_bytes(worst) - budget.memory_bytes
+            if over_bytes <= 0:
+                return plans
+            # One leaner plan after another, which were all searched at once, as the next one may lose less; not for ever.
+            less_bytes = 1 if tries < _LEANER else over_bytes
+            within = replace(within, memory_bytes=worst.peak_bytes - less_bytes)
+            try:
+                plans = self._asked(planner, captured, within)
+            except BudgetError as error:
+                raise _with_results(error, arena_peak_bytes(worst) - worst.peak_bytes, budget.memory_bytes) from None
+        raise AssertionError("a limit that falls ends")
 
     def _asked(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         if not planner.programs:
@@ -321,6 +346,13 @@ def captured(make: Callable[..., Family], args: tuple[Any, ...], kwargs: dict[st
         if its_own is None:
             raise
     raise its_own
+
+
+def _with_results(error: BudgetError, beside_bytes: int, memory_bytes: int) -> BudgetError:
+    """The same error, of what a step takes with results that lie beside its arena."""
+    line = f"of the limit of {bytes_text(memory_bytes)}, {bytes_text(beside_bytes)} are for results: they lie beside the step's arena"
+    smallest_bytes = error.smallest_peak_bytes + beside_bytes
+    return BudgetError(f"{error}\n{line}, which stays taken", smallest_bytes, error.searched, error.smallest_host_bytes)
 
 
 def _variant(captured: CapturedStep, plan: Plan, premises: Premises, trains: bool) -> Variant:

@@ -163,7 +163,8 @@ def optimize(
     arguments.check_kernels(run.kernels, exact, varies=varies, tries=tries and not obstacle)
     wish = GraphWish("never" if obstacle else run.graph, target, varies, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
-    settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts)
+    has_arena = target.type == "cuda" and run.arena != "never"  # under a limit
+    settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts, has_arena)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, training.accumulate)
     capturing = Captures(model, program, target, stages, varying, group_setup.peers, machine)

@@ -118,6 +118,12 @@ def device_memory(plan: Contents, *, arena: bool, copies_bytes: int | None = Non
     return _simulated(resident, runs, copies_bytes)
 
 
+def arena_peak_bytes(plan: Contents) -> int:
+    """What a step takes that has an arena, with what is resident: the block stays as large as it ever has to be, results lie beside it."""
+    requests, spaces = requests_of(plan)
+    return plan.resident_bytes + _most_bytes([*requests, *spaces]) + sum(rounded_bytes(each.nbytes) for each in requests if each.end < 0)
+
+
 def eager_memory(lives: Sequence[tuple[Kind, int, int, int]], workspace_bytes: Sequence[int]) -> tuple[int, int] | None:
     """The same of a program as it stands: kind, bytes and steps of its tensors, and workspaces by step."""
     resident = [nbytes for kind, nbytes, *_ in lives if nbytes and kind.caller_owned]

@@ -241,7 +241,7 @@ def test_resizing_is_captured_over_symbolic_sizes():
 
 def test_what_symbolic_integers_give_is_looked_up_within_alone():
     """Tells when torch calls these operations otherwise."""
-    plain = {name: getattr(SymNode, name) for name in (symbols._WRAP, *symbols._BINARY)}
+    plain = {name: getattr(SymNode, name) for name in ("wrap_int", *symbols._BINARY)}
     known = symbols.Symbols((ROWS, LENGTH), {"rows": 4, "length": 9})
     rows, length = known.extent("rows"), known.extent("length")
     with symbols.nothing_twice():

@@ -202,6 +202,25 @@ def test_each_step_under_a_limit_has_an_arena_of_its_own_accord():
     assert [each.arena is None for each in (step, limited, limited.at())] == [True, False, True]
 
 
+@pytest.mark.parametrize("beside_bytes", [0, 2**22, 2**23])
+def test_a_limit_holds_with_results_which_lie_beside_the_arena(beside_bytes: int):
+    """The block stays as large as the wide tensor, which dies before the result of 8 MiB is made."""
+    model = nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 256), nn.Linear(256, 1024)).cuda()
+    x = torch.randn(2048, 256, device="cuda")
+    planned = lowtide.optimize(model, x, planning=lowtide.Planning(progress=False)).plan.peak_bytes
+    try:
+        step = lowtide.optimize(model, x, memory=planned + beside_bytes, planning=lowtide.Planning(progress=False))
+    except lowtide.BudgetError as error:
+        assert beside_bytes < 2**23
+        assert "are for results" in str(error)
+        assert planned + beside_bytes < error.smallest_peak_bytes <= planned + 2**23
+        return
+    for _ in range(2):
+        step(x)
+    assert step.arena.planned_bytes
+    assert step.measure(x).peak_bytes <= planned + beside_bytes
+
+
 def test_what_the_caller_asks_for_is_the_native_allocators():
     model, x = nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
     step = lowtide.optimize(model, x, run=lowtide.Run(arena="always"), planning=lowtide.Planning(placer=Portfolio()))

@@ -37,7 +37,7 @@ def as_on(name: str, capability: tuple[int, int], memory_bytes: int, engine: Any
     `evaluated` tells the node whose gradient it computes now, or None."""
     without_device = property(for_this_thread(lambda _: True, vars(FakeTensorMode)["avoid_device_init"].fget))
     functions: list[tuple[Any, str, Replacing]] = [
-        *((torch.cuda, asked, partial(_always, answer)) for asked, answer in _answers(name, capability, memory_bytes).items()),
+        *((torch.cuda, function, partial(_always, answer)) for function, answer in _answers(name, capability, memory_bytes).items()),
         (torch.autograd, "_engine_run_backward", lambda _: partial(_backward, engine)),
         (torch._C, "_current_graph_task_id", lambda _: engine.current),
         (torch._C, "_current_autograd_node", lambda usual: lambda: evaluated() or usual()),
