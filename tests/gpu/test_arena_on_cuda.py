@@ -202,23 +202,28 @@ def test_each_step_under_a_limit_has_an_arena_of_its_own_accord():
     assert [each.arena is None for each in (step, limited, limited.at())] == [True, False, True]
 
 
-@pytest.mark.parametrize("beside_bytes", [0, 2**22, 2**23])
-def test_a_limit_holds_with_results_which_lie_beside_the_arena(beside_bytes: int):
-    """The block stays as large as the wide tensor, which dies before the result of 8 MiB is made."""
+def _wide_within() -> tuple[nn.Module, torch.Tensor, int]:
+    """A model whose widest tensor dies before its result of 8 MiB is made; a batch; and the peak of its plan."""
     model = nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 256), nn.Linear(256, 1024)).cuda()
     x = torch.randn(2048, 256, device="cuda")
-    planned = lowtide.optimize(model, x, planning=lowtide.Planning(progress=False)).plan.peak_bytes
-    try:
-        step = lowtide.optimize(model, x, memory=planned + beside_bytes, planning=lowtide.Planning(progress=False))
-    except lowtide.BudgetError as error:
-        assert beside_bytes < 2**23
-        assert "are for results" in str(error)
-        assert planned + beside_bytes < error.smallest_peak_bytes <= planned + 2**23
-        return
+    return model, x, lowtide.optimize(model, x, planning=lowtide.Planning(progress=False)).plan.peak_bytes
+
+
+def test_a_limit_holds_with_results_which_lie_beside_the_arena():
+    model, x, peak_bytes = _wide_within()
+    step = lowtide.optimize(model, x, memory=peak_bytes + 2**23, planning=lowtide.Planning(progress=False))
     for _ in range(2):
         step(x)
     assert step.arena.planned_bytes
-    assert step.measure(x).peak_bytes <= planned + beside_bytes
+    assert step.measure(x).peak_bytes <= peak_bytes + 2**23
+
+
+@pytest.mark.parametrize("beside_bytes", [0, 2**22])
+def test_a_limit_that_leaves_no_room_for_results_beside_the_arena_is_refused(beside_bytes: int):
+    model, x, peak_bytes = _wide_within()
+    with pytest.raises(lowtide.BudgetError, match="are for results") as caught:
+        lowtide.optimize(model, x, memory=peak_bytes + beside_bytes, planning=lowtide.Planning(progress=False))
+    assert peak_bytes + beside_bytes < caught.value.smallest_peak_bytes <= peak_bytes + 2**23
 
 
 def test_what_the_caller_asks_for_is_the_native_allocators():
