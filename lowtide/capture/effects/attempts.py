@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
-from lowtide.capture.effects.containers import LeavingError, StaleError
+from lowtide.capture.effects.containers import DrawnError, LeavingError, StaleError
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
 from lowtide.capture.effects.sums import CountedPlace
@@ -73,6 +73,8 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
     except LeavingError as error:
         what = re.split("; (a captured step would not put|use torch.where)", str(error))[0]  # the remedy is another where more is known
         text = f"{what}. It cannot be put there by each step: {why}" if why else f"{error}. More closely: {close}" if close else str(error)
+        if isinstance(error, DrawnError):
+            text = why or close or text
         raise CaptureError(text) from error.__cause__
 
 
