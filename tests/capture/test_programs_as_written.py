@@ -289,6 +289,17 @@ def drawn_by_python(model: Net) -> tuple[Callable[..., Any], Any]:
     return loss, None
 
 
+def average_that_begins_in_an_empty_dictionary(model: Net) -> tuple[Callable[..., Any], Any]:
+    shadow: dict[str, Tensor] = {}
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        for name, weight in model.named_parameters():
+            shadow[name] = 0.9 * shadow.get(name, torch.zeros_like(weight)) + 0.1 * weight.detach()
+        return square(model, x)
+
+    return loss, shadow
+
+
 def positions_drawn(model: Net) -> tuple[Callable[..., Any], Any]:
     def loss(model: Net, x: Tensor) -> Tensor:
         x, at = x.clone(), np.random.randint(2)
@@ -342,6 +353,7 @@ def many_arrays(model: Net) -> tuple[Callable[..., Any], Any]:
 @pytest.mark.parametrize(
     "make",
     [
+        average_that_begins_in_an_empty_dictionary,
         average_in_a_dictionary, average_over_items, average_replaced, summed_from_nothing, state_of_a_cell, newest_alone, shown_at_times,
         drawn_by_numpy, drawn_by_python, positions_drawn, positions_counted, arrays_written_in_place, many_arrays,
     ],
