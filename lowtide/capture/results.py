@@ -97,6 +97,7 @@ class Number:
     """What `tensor.item()` gives under capture: it can be returned or put somewhere, and nothing else, as nobody knows it yet."""
 
     __slots__ = ("__weakref__", "kind", "refusals", "value")
+    origin = "a number read from a tensor"
 
     def __init__(self, value: Value | None, kind: type = float, refusals: list[Any] | None = None) -> None:
         """`refusals` are told of one, which the program may catch. `value` is None of one that is computed from others."""
@@ -141,7 +142,7 @@ class Number:
 
     def refuse(self, *_: Any, use: str = "is used", instead: str = "compute with the tensor itself (torch.where, clamp)") -> NoReturn:
         """What happens to whoever looks at it, or computes with it. `use` says how, `instead` what to do."""
-        text = f"a number read from a tensor {use} at {users_line()}; return it, or {instead}"
+        text = f"{self.origin} {use} at {users_line()}; return it, or {instead}"
         error = LeavingError(f"{DEPENDS}{text}", converts=True)
         if self.refusals is not None:
             self.refusals.append(error)

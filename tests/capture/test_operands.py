@@ -103,7 +103,6 @@ REFUSED: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     "a power, whose gradient computes with the number itself": lambda value, number, state, x: value**number,
     "a size": lambda value, number, state, x: value * torch.full((state.calls,), 1.0).sum(),
     "a rate": lambda value, number, state, x: nn.functional.dropout(value, 0.1 * state.calls),
-    "a position": lambda value, number, state, x: value * x[state.calls].sum(),
     "a whole number or a fraction": lambda value, number, state, x: value * ((x > 0.5).long() * max(state.calls, 2.0)).float().mean(),
     "a tensor of one": lambda value, number, state, x: value * torch.tensor(min(1, state.calls / 2)),
     "a whole power": lambda value, number, state, x: value * torch.tensor(2 ** (x > 0.5).sum().item()),

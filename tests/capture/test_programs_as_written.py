@@ -284,6 +284,39 @@ def drawn_by_python(model: Net) -> tuple[Callable[..., Any], Any]:
     return loss, None
 
 
+def average_that_begins_in_an_empty_dictionary(model: Net) -> tuple[Callable[..., Any], Any]:
+    shadow: dict[str, Tensor] = {}
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        for name, weight in model.named_parameters():
+            shadow[name] = 0.9 * shadow.get(name, torch.zeros_like(weight)) + 0.1 * weight.detach()
+        return square(model, x)
+
+    return loss, shadow
+
+
+def positions_drawn(model: Net) -> tuple[Callable[..., Any], Any]:
+    def loss(model: Net, x: Tensor) -> Tensor:
+        x, at = x.clone(), np.random.randint(2)
+        x[:, at] = 0
+        x[1, [at, at + 1]] = 2.0
+        return square(model, torch.roll(x, at, 1) ** (1 + at) * x.select(1, at).sum())
+
+    return loss, None
+
+
+def positions_counted(model: Net) -> tuple[Callable[..., Any], Any]:
+    place, queue = Place(), torch.zeros(2, 3)
+    place.at = 0  # type: ignore[attr-defined]
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        queue[place.at] = x[place.at]  # type: ignore[attr-defined]
+        place.at = (place.at + 1) % 2  # type: ignore[attr-defined]
+        return square(model, x * queue.sum())
+
+    return loss, place
+
+
 def arrays_written_in_place(model: Net) -> tuple[Callable[..., Any], Any]:
     kept: list[Any] = []
 
@@ -315,8 +348,9 @@ def many_arrays(model: Net) -> tuple[Callable[..., Any], Any]:
 @pytest.mark.parametrize(
     "make",
     [
+        average_that_begins_in_an_empty_dictionary,
         average_in_a_dictionary, average_over_items, average_replaced, summed_from_nothing, state_of_a_cell, newest_alone, shown_at_times,
-        drawn_by_numpy, drawn_by_python, arrays_written_in_place, many_arrays,
+        drawn_by_numpy, drawn_by_python, positions_drawn, positions_counted, arrays_written_in_place, many_arrays,
     ],
 )  # fmt: skip
 def test_what_goes_on_from_step_to_step(make: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,6 +402,16 @@ def test_a_program_that_cannot_be_captured_later_on_runs_as_the_loop(tmp_path: A
     assert (tmp_path / "third").exists()
     step()
     assert counts == {"steps": 4}
+
+
+def test_a_refusal_of_a_program_that_draws_says_what_cannot_be_followed() -> None:
+    model = Net()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        return square(model, nn.functional.dropout(x, random.random()))
+
+    with pytest.raises(lowtide.CaptureError, match=rf"^a number that is drawn, .* is given to dropout\(\) at {__file__}"):
+        stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
 
 
 def test_a_tensor_that_goes_on_may_not_decide() -> None:

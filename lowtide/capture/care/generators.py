@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.care.turns import during, listed, placed, undoing
-from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.effects.stand_ins import DrawnError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Node, Value
@@ -65,7 +65,7 @@ def untouched_randomness() -> Iterator[None]:
             raise CaptureError(f"the program seeds torch's generator, {_REMEDY}")
         own.refuse_seeded()
         if names := [each.name for each in draws if each.drew()]:
-            raise LeavingError(
+            raise DrawnError(
                 f"the program draws from {' and '.join(names)}: a captured step would repeat the same choice for ever; draw with torch, or "
                 "call functions of `random` and `numpy.random` by these names (`random.random()`)"
             )

@@ -17,7 +17,7 @@ from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
 from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
-from lowtide.capture.effects.stand_ins import LeavingError, StaleError
+from lowtide.capture.effects.stand_ins import DrawnError, LeavingError, StaleError
 from lowtide.capture.effects.sums import CountedPlace
 from lowtide.capture.results import DEPENDS
 from lowtide.errors import CaptureError
@@ -74,6 +74,8 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
     except LeavingError as error:
         what = re.split("; (a captured step would not put|use torch.where)", str(error))[0]  # the remedy is another where more is known
         text = f"{what}. It cannot be put there by each step: {why}" if why else f"{error}. More closely: {close}" if close else str(error)
+        if isinstance(error, DrawnError):
+            text = why or close or text
         raise CaptureError(text) from error.__cause__
 
 

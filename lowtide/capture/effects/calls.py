@@ -38,6 +38,7 @@ from lowtide.capture.effects.sums import (
     EarlierNumber,
     NumberExpression,
     Term,
+    earlier_of,
     emitters,
     in_program,
     is_term,
@@ -251,11 +252,14 @@ def _shows(items: Iterable[Any]) -> bool:
 def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arrays that are there before the step among the arguments of an operator, as tensors."""
     arrays = {id(each): each for each in numbers_in((*args, *kwargs.values())) if isinstance(each, HostArray)}
-    if not arrays:
-        return args, kwargs
-    leaves, rebuild = tree.flatten((args, kwargs))
     tensors = {at: each.draws.tensor(each) for at, each in arrays.items()}
-    result: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [tensors.get(id(leaf.value), leaf.value) for leaf in leaves])
+    return _in_place_of(tensors, args, kwargs) if tensors else (args, kwargs)
+
+
+def _in_place_of(others: dict[int, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with others in the place of some, which are given by id."""
+    leaves, rebuild = tree.flatten((args, kwargs))
+    result: tuple[tuple[Any, ...], dict[str, Any]] = tree.unflatten(rebuild, [others.get(id(leaf.value), leaf.value) for leaf in leaves])
     return result
 
 
@@ -312,11 +316,14 @@ class NumberOperands(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         use = f"is given to {name}()"
         if decides or name.strip("_") not in allowed or any(each.kind is bool for each in given):
-            given[0].refuse(use=use)
-        leaves, rebuild = tree.flatten((args, kwargs))
+            # a position, a size, an exponent: each step asks whether it is still the same
+            known = {id(each): earlier.decides(each) for each in given if each.kind in (int, bool) and (earlier := earlier_of(each))}
+            if not known:
+                given[0].refuse(use=use)
+            return self.__torch_function__(func, types, *_in_place_of(known, args, kwargs))
         known = {id(each): self._stand_in(each) for each in given}
         before = len(self._recorder.draft.nodes)
-        args, kwargs = tree.unflatten(rebuild, [known.get(id(leaf.value), leaf.value) for leaf in leaves])
+        args, kwargs = _in_place_of(known, args, kwargs)
         result = func(*args, **kwargs)
         taken = {value for node in self._recorder.draft.nodes[before:] for value in node.inputs}
         if not taken.issuperset(map(self._values.__getitem__, known.values())) or not self._values.keys().isdisjoint(result.shape):

@@ -119,7 +119,7 @@ class Container:
             return
         if key is _ALL and all(map(self._is_own, self._old_keys())) and self.sums.keys() <= self.written:
             self.whole = self.whole or users_line()
-        elif key is not _ALL and self._may_last(key) and isinstance(item := entry(self.original, key, default), torch.Tensor):
+        elif key is not _ALL and self._may_last(key) and isinstance(item := entry(self.original, key, ABSENT), torch.Tensor):
             self.tensors.setdefault(key, (item, users_line()))
         elif key is not _ALL and self._may_last(key) and entry(self.original, key, default) is None:
             self.nothing.setdefault(key, default)
@@ -128,7 +128,8 @@ class Container:
             self.missing.setdefault(key, users_line())
             self.absent_at.setdefault(key, users_line())
             self.presence.setdefault(key, False)
-            self.defaults.setdefault(key, default)
+            if type(default) in (int, float):
+                self.defaults.setdefault(key, default)
         else:
             self.read_at = self.read_at or users_line()
             if key is not _ALL and self._may_last(key):

@@ -42,6 +42,10 @@ class LeavingError(CaptureError):
         self.converts = converts
 
 
+class DrawnError(LeavingError):
+    """The program draws from Python's or NumPy's generator: a capture that follows what it puts outside follows that as well."""
+
+
 class StaleError(CaptureError):
     """What the program does follows from what earlier steps have left in a place that it changes."""
 

@@ -66,6 +66,11 @@ class Term(Number):
         super().__init__(value, kind, refusals)
         self.known, self.compare = known, compare
 
+    @property
+    def origin(self) -> str:  # type: ignore[override]
+        """Where it comes from, in words."""
+        return "a number that is drawn, counted or left by earlier steps" if earlier_of(self) is not None else Number.origin
+
     def text(self) -> str:
         return "number"
 
