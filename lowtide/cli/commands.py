@@ -47,4 +47,4 @@ def run() -> None:
     if os.environ.get("COLUMNS", "1").strip("0") == "":
         del os.environ["COLUMNS"]  # of a terminal without columns: in none of them nothing can be told
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    command_line([verb] if verb in _MODULES else _MODULES)()
+    command_line([verb] if verb in _MODULES else [] if verb == "--version" else _MODULES)()
