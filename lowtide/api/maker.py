@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 from lowtide.api.arguments import detached
@@ -297,22 +296,20 @@ class StepMaker:
 
     def _asked_with_arena(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         """Plans within the budget, counted as memory is taken where the step has an arena: results lie beside it throughout."""
-        plans, within = self._asked(planner, captured, budget), budget
+        plans, within, tries = self._asked(planner, captured, budget), budget, 0
         if not self.settings.arena or self.saved is not None or budget.memory_bytes is None or not plans:
             return plans
-        for tries in count():
-            worst = max(plans, key=arena_peak_bytes)
-            over_bytes = arena_peak_bytes(worst) - budget.memory_bytes
-            if over_bytes <= 0:
-                return plans
+        while (over_bytes := arena_peak_bytes(worst := max(plans, key=arena_peak_bytes)) - budget.memory_bytes) > 0:
             # One leaner plan after another, which were all searched at once, as the next one may lose less; not for ever.
-            less_bytes = 1 if tries < _LEANER else over_bytes
-            within = replace(within, memory_bytes=worst.peak_bytes - less_bytes)
+            within = replace(within, memory_bytes=worst.peak_bytes - (1 if tries < _LEANER else over_bytes))
+            tries += 1
             try:
                 plans = self._asked(planner, captured, within)
             except BudgetError as error:
-                raise _with_results(error, arena_peak_bytes(worst) - worst.peak_bytes, budget.memory_bytes) from None
-        raise AssertionError("a limit that falls ends")
+                plans = planner.plans_near(self.request(captured, within))
+                if (needed_bytes := max(map(arena_peak_bytes, plans))) > budget.memory_bytes:
+                    raise _with_results(error, needed_bytes, budget.memory_bytes) from None
+        return plans
 
     def _asked(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
         if not planner.programs:
@@ -348,11 +345,13 @@ def captured(make: Callable[..., Family], args: tuple[Any, ...], kwargs: dict[st
     raise its_own
 
 
-def _with_results(error: BudgetError, beside_bytes: int, memory_bytes: int) -> BudgetError:
-    """The same error, of what a step takes with results that lie beside its arena."""
-    line = f"of the limit of {bytes_text(memory_bytes)}, {bytes_text(beside_bytes)} are for results: they lie beside the step's arena"
-    smallest_bytes = error.smallest_peak_bytes + beside_bytes
-    return BudgetError(f"{error}\n{line}, which stays taken", smallest_bytes, error.searched, error.smallest_host_bytes)
+def _with_results(error: BudgetError, needed_bytes: int, memory_bytes: int) -> BudgetError:
+    """The same error, of what the leanest plan takes with results that lie beside the step's arena."""
+    line = (
+        f"with its results, which lie beside an arena that stays taken, the step needs {needed_bytes} bytes ({bytes_text(needed_bytes)}); "
+        f"got {memory_bytes} bytes ({bytes_text(memory_bytes)})"
+    )
+    return BudgetError(f"memory: {line}\n{error}", needed_bytes, smallest_host_bytes=error.smallest_host_bytes)
 
 
 def _variant(captured: CapturedStep, plan: Plan, premises: Premises, trains: bool) -> Variant:

@@ -221,9 +221,10 @@ def test_a_limit_holds_with_results_which_lie_beside_the_arena():
 @pytest.mark.parametrize("beside_bytes", [0, 2**22])
 def test_a_limit_that_leaves_no_room_for_results_beside_the_arena_is_refused(beside_bytes: int):
     model, x, peak_bytes = _wide_within()
-    with pytest.raises(lowtide.BudgetError, match="are for results") as caught:
+    with pytest.raises(lowtide.BudgetError, match="with its results, which lie beside an arena") as caught:
         lowtide.optimize(model, x, memory=peak_bytes + beside_bytes, planning=lowtide.Planning(progress=False))
     assert peak_bytes + beside_bytes < caught.value.smallest_peak_bytes <= peak_bytes + 2**23
+    lowtide.optimize(model, x, memory=caught.value.smallest_peak_bytes, planning=lowtide.Planning(progress=False))  # which would do
 
 
 def test_what_the_caller_asks_for_is_the_native_allocators():
