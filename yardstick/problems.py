@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.problems.order import Ints, OrderProblem, Task
+from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.problems.placement import PlaceProblem
 from lowtide.remat.entries import EntryKind
-from lowtide.remat.problem import Links, RematProblem, rows_of
+from lowtide.remat.problem import Links, RematProblem
 from research.addresses.spaces import Space, SpacedProblem
 
 Instance = dict[str, Any]
@@ -49,7 +49,7 @@ def remat_problem(graph: Instance, *, copies: bool = False) -> RematProblem:
         cost_us=np.array(graph["cost"], np.float64),
         is_view=np.zeros(problem.node_count, np.bool_),
         repeatable=~once & (np.diff(problem.outputs_of.ptr) > 0),
-        limits=rows_of(graph.get("until") or [[]] * problem.node_count),
+        limits=Rows.of(graph.get("until") or [[]] * problem.node_count),
         links=links,
     )
 
