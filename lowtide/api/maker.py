@@ -94,7 +94,7 @@ class PlanningSettings:
     exact: bool = True  # eager's numbers, to the last bit
     kernels: str = "auto"  # what runs operators, as `Run` has it
     graph: bool = False  # whether the step may be a CUDA graph, whose copies have their part of a limit
-    arena: bool = False  # whether it has an arena on a CUDA device: a limit holds with results beside a block that stays
+    arena: bool = False  # whether inference has an arena on a CUDA device: a limit holds with results beside a block that stays
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class StepMaker:
         return [next(new_plans) if program.saved is None else program.saved for program in family.programs]
 
     def _asked_with_arena(self, planner: Planner, captured: CapturedStep, budget: Budget) -> list[Plan]:
-        """Plans within the budget, counted as memory is taken where the step has an arena: results lie beside it throughout."""
+        """Plans within the budget, counted as memory is taken where inference has an arena: results lie beside it throughout."""
         plans, within, tries = self._asked(planner, captured, budget), budget, 0
         if not self.settings.arena or self.saved is not None or budget.memory_bytes is None or not plans:
             return plans

@@ -163,7 +163,7 @@ def optimize(
     arguments.check_kernels(run.kernels, exact, varies=varies, tries=tries and not obstacle)
     wish = GraphWish("never" if obstacle else run.graph, target, varies, group_setup.peers.several)
     solver, sweeps, counts = planning.solver or Auto(), planning.sweeps("normal"), wish.counts(limit.is_limit)
-    has_arena = target.type == "cuda" and run.arena != "never"  # under a limit
+    has_arena = loss is None and target.type == "cuda" and run.arena != "never"  # under a limit; what training returns is small
     settings = PlanningSettings(limit, run.state == "swap", solver, sweeps, exact, run.kernels, counts, has_arena)
     varying, seen = varying_of(dynamic, args, kwargs), met_so_far(dynamic, shapes.batches, args, kwargs)
     check_uncut(varying, training.accumulate)
