@@ -28,6 +28,7 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.kernels import COMPILING
+from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.turns import Replacing, all_replaced, listed
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
 from lowtide.capture.effects.containers import EffectLog
@@ -38,6 +39,7 @@ from lowtide.capture.effects.sums import (
     EarlierNumber,
     NumberExpression,
     Term,
+    as_python,
     earlier_of,
     emitters,
     in_program,
@@ -286,9 +288,10 @@ class NumberOperands(TorchFunctionMode):
         draft, at, kind = self._recorder.draft, number.at, number.kind
         if at not in self._inputs:
             self._inputs[at] = draft.add_scalar_input(Slot("constant", (len(draft.constants),)), "before")
-            draft.constants.append(number.earlier.places[at])
+            place = number.earlier.places[at]
+            draft.constants.append(Sum(lambda: [as_python(place.now)], 0, ABSENT, (kind,)))
             number.earlier.inputs.add(at)
-            number.earlier.conditions.append(lambda results, before: type(before[at]) is kind)
+            number.earlier.conditions.append(lambda results, before: type(as_python(before[at])) is kind)
         return self._inputs[at]
 
     def answer(self, item: Term) -> bool | None:
