@@ -53,11 +53,6 @@ def loaded(plan: Plan | str | os.PathLike[str] | None, dynamic: Any) -> tuple[Pl
         raise FormatError(f"{where}: {error}") from error
 
 
-def limit_of(saved: WrittenRange) -> Limit:
-    """What plans of a range keep to."""
-    return Limit(saved.memory_bytes, saved.latency)
-
-
 def _remedy(text: str) -> str:
     if not is_range(text):
         return "this is a plan of one shape, leave `dynamic` out to use it"
@@ -144,7 +139,7 @@ def optimize(
         raise ValueError(
             f"plan: it copies {bytes_text(saved.pinned_bytes)} to the host, got it with Run(swap=False): leave one of them out"
         )
-    limit = Limit.of(memory, latency) if ranged is None else limit_of(ranged)
+    limit = Limit.of(memory, latency) if ranged is None else Limit(ranged.memory_bytes, ranged.latency)
     args, kwargs = positional_and_keyword(batch)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     machine = planning.machine

@@ -139,7 +139,7 @@ class Step:
     @property
     def arena(self) -> ArenaReport | None:
         """What the step's arena does; None where none was asked for."""
-        return self._memory.arena_report()
+        return None if self._memory.step_arena is None else self._memory.step_arena.report()
 
     @property
     def graph(self) -> GraphReport | None:

@@ -183,9 +183,6 @@ class StepMemory:
         """Whether a call may be one."""
         return self.graphs is not None and self.graphs.device is not None
 
-    def arena_report(self) -> ArenaReport | None:
-        return None if self.step_arena is None else self.step_arena.report()
-
     def graph_report(self, variant: Variant) -> GraphReport | None:
         """`variant` is what most steps run."""
         if self.graphs is None:

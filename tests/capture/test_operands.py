@@ -132,7 +132,7 @@ def test_a_count_is_a_size_wherever_it_stands(use):
 
 def test_a_rate_that_is_drawn_is_refused_with_what_to_write():
     model, loss, _ = using(lambda value, number, state, x: nn.functional.dropout(value, random.uniform(0.1, 0.4)))()
-    with pytest.raises(lowtide.CaptureError, match=r"write out what dropout\(\) does by arithmetic"):
+    with pytest.raises(lowtide.CaptureError, match=r"write dropout\(\) out as arithmetic"):
         lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
 
 

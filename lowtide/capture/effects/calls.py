@@ -113,16 +113,10 @@ def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
     yield from ((owner, name, _sized) for owner, names in _OF_SIZES.items() for name in names)
     for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
-        compute = _answer if name in _YES_OR_NO else whole if name in _WHOLE else functools.partial(_by_program, f"math_{name}")
+        answer: Callable[..., Any] = lambda plain, item: NumberExpression(plain, (item,), bool)  # noqa: E731
+        by_program: Callable[..., Any] = lambda plain, *args, op=f"math_{name}": in_program(op, *args)  # noqa: E731
+        compute = answer if name in _YES_OR_NO else whole if name in _WHOLE else by_program
         yield math, name, functools.partial(_computed, compute)
-
-
-def _answer(plain: Callable[[Any], bool], item: Any) -> NumberExpression:
-    return NumberExpression(plain, (item,), bool)
-
-
-def _by_program(op: str, plain: Callable[..., Any], *args: Any) -> Any:
-    return in_program(op, *args)
 
 
 def _sized(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -333,10 +327,8 @@ class NumberOperands(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         refuse = functools.partial(given[0].refuse, use=f"is given to {name}()")
         if earlier_of(given[0]) is not None:
-            refuse.keywords["instead"] = (
-                f"where torch takes it as a number alone, write out what {name}() does by arithmetic and comparisons (of a dropout: "
-                "`x * (torch.rand_like(x) >= p) / (1 - p)`)"
-            )
+            instead = f"write {name}() out as arithmetic (a dropout: `x * (torch.rand_like(x) >= p) / (1 - p)`)"
+            refuse = functools.partial(refuse, instead=instead)
         if decides or name.strip("_") not in allowed or any(each.kind is bool for each in given):
             # a position, a size, an exponent: each step asks whether it is still the same
             known = {id(each): earlier.decides(each) for each in given if each.kind in (int, bool) and (earlier := earlier_of(each))}

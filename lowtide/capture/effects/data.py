@@ -99,7 +99,7 @@ class Data:
                 kept = (call or _called)(_aten.clone.default, old)
                 (call or _called)(_aten.copy_.default, old, item)
             self._draft.moved(old, item, kept)
-        elif not self._is_its_own(fake, item):
+        elif address(fake) != address(item) or geometry(fake) != geometry(item) or self._shares(fake):  # not `t.data = t.data.mul_(2)`
             self._bound[slot] = fake
         _set(fake, item)
 
@@ -128,10 +128,6 @@ class Data:
         self.declare(fake, real, Slot("constant", (at,)))
         self._model[id(real)] = id(fake)
         return self._declared[id(fake)]
-
-    def _is_its_own(self, fake: torch.Tensor, item: torch.Tensor) -> bool:
-        """Whether a tensor gets what it has: `t.data = t.data.mul_(2)`."""
-        return address(fake) == address(item) and geometry(fake) == geometry(item) and not self._shares(fake)
 
     def _shares(self, fake: torch.Tensor) -> bool:
         return address(fake) in self._several or address(fake) in self._draft.shared
