@@ -248,7 +248,7 @@ class Follower(Findings):
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
         """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
-        for base in filter(is_written_by_user, (*cls.__mro__, *type(cls).__mro__)):
+        for base in (base for kind in (cls, type(cls)) for base in kind.__mro__ if is_written_by_user(base)):
             self._numbers.note(base)
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):
