@@ -28,13 +28,14 @@ from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
+from lowtide.capture.difference import is_same
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
+from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
@@ -334,7 +335,7 @@ def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
     sample = shadow.sampled()
     one = whole if sample is shadow else _recorded_update(trace, sample, _SEEDS[0])[0]
     two = _recorded_update(trace, sample, _SEEDS[1])[0]
-    if not same_program(one.draft, two.draft):
+    if not is_same(one.draft, two.draft):
         raise CaptureError(
             f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so "
             "later changes of it would go unseen: it cannot be captured"

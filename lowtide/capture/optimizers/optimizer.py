@@ -23,7 +23,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
-from lowtide.capture.blocks import geometry
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.derived_numbers import traced_calls
@@ -374,24 +373,3 @@ def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, An
     for name, item in twin.__dict__.items():
         if (name not in before or item is not before[name]) and name != _CHECKED:
             raise CaptureError(f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`")
-
-
-def same_program(one: Draft, two: Draft) -> bool:
-    """Whether two recordings of a step differ in nothing but their stand-in numbers: then no hyper-parameter escaped the trace."""
-    if len(one.nodes) != len(two.nodes) or len(one.constants) != len(two.constants) or not all(map(_alike, one.nodes, two.nodes)):
-        return False
-    pairs = zip(one.constants, two.constants, strict=True)
-    return all(a is b or (isinstance(a, torch.Tensor) and geometry(a) == geometry(b) and torch.equal(a, b)) for a, b in pairs)
-
-
-def _alike(one: Any, two: Any) -> bool:
-    return one is two or (
-        one.op == two.op and _shape_of(one.args) == _shape_of(two.args) and _shape_of(one.kwargs) == _shape_of(two.kwargs)
-    )
-
-
-def _shape_of(arg: Any) -> Any:
-    """An argument with values by name, so that two recordings can be compared; repr tells 0.0 from -0.0 and nan equals itself."""
-    if isinstance(arg, Value):
-        return arg.name
-    return tuple(_shape_of(item) for item in arg) if isinstance(arg, tuple) else repr(arg)
