@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from lowtide.base.messages import warn
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.derived_numbers import traced_calls
+from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of, traced_calls
 from lowtide.capture.optimizers.scalars import UNKNOWN, Fact, Guard, Scalars, TracedNumber, apply, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
@@ -189,7 +189,9 @@ class Shadow:
         fake = self.fakes[parameter]
         yield from (fake.dtype, fake.device, fake.layout, fake.dim(), min(fake.numel(), 2), fake.requires_grad, fake.grad is None)
         for key, item in self.state.get(parameter, {}).items():
-            yield key, type(item), item.dtype if isinstance(item, torch.Tensor) else None, str(self.contents.get(id(item), ""))
+            yield key, type(item), item.dtype if isinstance(item, torch.Tensor) else None
+            with suppress(UnknownNumberError):
+                yield content_of(self.contents.get(id(item), item))
 
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
