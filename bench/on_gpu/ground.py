@@ -68,6 +68,7 @@ def still() -> Iterator[None]:
 
 def take_place() -> IO[str]:
     """This process stands still for others from here on, for as long as the file is open."""
+    PLACES.mkdir(parents=True, exist_ok=True)
     file = open(PLACES / str(os.getpid()), "a")  # noqa: SIM115 - it stays open
     fcntl.flock(file, fcntl.LOCK_SH)
     return file

@@ -167,19 +167,20 @@ class _Attending(nn.Linear):
 GENERATOR = torch.Generator("cuda") if torch.cuda.is_available() else None
 
 
+@pytest.mark.parametrize("arena", ["never", "always"])
 @pytest.mark.parametrize("layer", [_Drawing, _Attending])
-def test_a_graph_draws_from_the_callers_generators(layer):
-    """As many numbers as from Python, of both."""
+def test_a_graph_draws_from_the_callers_generators(layer, arena):
+    """As many numbers as from Python, of both. Calls are tried, which shows that attention leaves its state on the host."""
     offsets = []
     for graph in ("never", "always"):
         GENERATOR.manual_seed(3)
         torch.cuda.manual_seed(4)
         model, batch = layer(64, 64).cuda(), torch.randn(8, 64, device="cuda")
-        step, _ = _step(model, batch, graph)
+        step, _ = _step(model, batch, graph, arena=arena, planning=lowtide.Planning(progress=False))
         for _ in range(5):
             step(batch)
         offsets.append((GENERATOR.get_offset(), torch.cuda.default_generators[0].get_offset()))
-    assert step.graph.replays == 3
+    assert step.graph.replays == (3 if arena == "never" else 2)  # an arena is taken at the first call
     assert offsets[0] == offsets[1] != (0, 0)
 
 

@@ -143,6 +143,7 @@ class Shadow:
     contents: Mapping[int, Any]  # by id of a fake tensor of one element: the number in it, where that is known
     beside: int = 0  # entries of parameters that are none of the model's, which stay as they are
     single_tensor: bool = False  # whether `foreach` and `fused` are left aside: each parameter by the formulas of one tensor
+    sample: frozenset[torch.Tensor] | None = None  # the only parameters that it updates; all where None
 
     @classmethod
     def of(
@@ -170,6 +171,25 @@ class Shadow:
             state[parameter] = {key: _fake_state(item, draft, names[parameter], key, device) for key, item in entries.items()}
             contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
         return cls(optimizer, names, fakes, state, {}, contents, beside)
+
+    def sampled(self) -> Shadow:
+        """With one parameter of each kind, where the optimizer is torch's own, which treats all of a kind alike; else itself."""
+        if not all(type(each).__module__.startswith("torch.optim.") for each in each_of(self.optimizer)):
+            return self
+        kinds: dict[Any, torch.Tensor] = {}
+        for index, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                if not _is_beside(parameter, self.names):
+                    kinds.setdefault((index, *self._kind(parameter)), parameter)
+        sample = frozenset(kinds.values())
+        return replace(self, sample=sample, state={each: entries for each, entries in self.state.items() if each in sample})
+
+    def _kind(self, parameter: torch.Tensor) -> Iterator[Any]:
+        """What torch's optimizers look at before they decide."""
+        fake = self.fakes[parameter]
+        yield from (fake.dtype, fake.device, fake.layout, fake.dim(), min(fake.numel(), 2), fake.requires_grad, fake.grad is None)
+        for key, item in self.state.get(parameter, {}).items():
+            yield key, type(item), item.dtype if isinstance(item, torch.Tensor) else None, str(self.contents.get(id(item), ""))
 
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
@@ -209,7 +229,8 @@ class Shadow:
         changed = {key: item for (where, key), item in self.settings.items() if where == index}
         for key, item in {**self.optimizer.param_groups[index], **changed}.items():
             if key == "params":
-                group[key] = [self.fakes[parameter] for parameter in item if not _is_beside(parameter, self.names)]
+                updated = item if self.sample is None else filter(self.sample.__contains__, item)
+                group[key] = [self.fakes[parameter] for parameter in updated if not _is_beside(parameter, self.names)]
             elif self.single_tensor and key in ("foreach", "fused"):
                 group[key] = False
             elif key == "initial_lr":  # a scheduler's note to itself

@@ -69,16 +69,25 @@ def _refusals(graph: Graph, host: str) -> Iterator[str]:
     if any(value.storage.kind is Kind.INPUT and value.storage in absolute for value in graph.inputs):
         yield "it reads the batch by places in its storage (as_strided), which a copy does not have"
     changing = {value.storage for value in graph.inputs if _on(value.storage, host)}  # on the host, and other at each call
+    states = set(_states(graph, host))
     for node in run_nodes(graph):
-        yield from _of_node(node, host, changing)
+        yield from _of_node(node, host, changing, states)
     for value in graph.outputs:
         if _on(value.storage, host):
             yield f"it returns {value.name} on the host, where nothing is computed at a replay"
 
 
-def _of_node(node: Node, host: str, changing: set[Storage]) -> Iterator[str]:
+def _states(graph: Graph, host: str) -> Iterator[Storage]:
+    """States of draws for their gradients: attention leaves them on the host, and on the device while a graph is captured."""
+    for node in run_nodes(graph):
+        results = [value.storage for value in node.outputs if value is not None and value.storage.kind is not Kind.SCALAR]
+        if is_random(node) and not all(_on(each, host) for each in results):
+            yield from (each for each in results if _on(each, host))
+
+
+def _of_node(node: Node, host: str, changing: set[Storage], states: set[Storage]) -> Iterator[str]:
     results = [value for value in node.outputs if value is not None and value.storage.kind is not Kind.SCALAR]
-    read_on_host = [value for value in node.inputs if _on(value.storage, host)]
+    read_on_host = [value for value in node.inputs if _on(value.storage, host) and value.storage not in states]
     makes_on_host = any(_on(value.storage, host) for value in results) and not is_transfer(node)
     if is_collective(node):
         yield f"{text_of(node)} is exchanged with other processes, which call for it at each step"
@@ -90,7 +99,7 @@ def _of_node(node: Node, host: str, changing: set[Storage]) -> Iterator[str]:
         yield f"{text_of(node)} draws from a state of cuDNN's, which seeding puts anew elsewhere: put nn.Dropout between layers"
     elif is_arithmetic(node) or is_transfer(node) or node.body is not None:
         return
-    elif makes_on_host and is_random(node):  # attention leaves its state on the host, and where a graph is captured on the device
+    elif makes_on_host and is_random(node):
         if all(_on(value.storage, host) for value in results):
             yield f"{text_of(node)} draws on the host, once for all replays"
     elif read_on_host and {value.storage for value in read_on_host} & changing:
@@ -114,7 +123,8 @@ def graph_bytes(graph: Graph) -> int:
     returned = {value.storage for value in graph.outputs if value.storage.kind in _DEVICE}
     numbers = sum(value.storage.kind is Kind.SCALAR for value in graph.inputs)
     copies = sum(rounded(int(each.nbytes)) + ALIGN_BYTES for each in given)  # each begins as it was aligned
-    return copies + 2 * sum(rounded(int(each.nbytes)) for each in returned) + rounded(_TENSORS_A_NUMBER * NUMBER_BYTES * numbers)
+    beside = [*returned, *returned, *_states(graph, "cpu")]
+    return copies + sum(rounded(int(each.nbytes)) for each in beside) + rounded(_TENSORS_A_NUMBER * NUMBER_BYTES * numbers)
 
 
 def rounded(nbytes: int) -> int:
