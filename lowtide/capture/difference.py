@@ -27,11 +27,11 @@ def difference(before: CapturedStep, now: CapturedStep) -> str:
 
 def is_same(one: Draft, two: Draft) -> bool:
     """Whether two recordings compute the same. Of an optimizer's step: they differ in nothing but numbers that stand for others."""
-    return not any(_computed(*(_Recording(each.inputs, each.slots, each.nodes, each.constants) for each in (one, two))))
+    return not any(_computed(*(_NamedProgram(each.inputs, each.slots, each.nodes, each.constants) for each in (one, two))))
 
 
 def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
-    one, two = (_Recording(each.graph.inputs, each.slots, each.graph.nodes, each.constants) for each in (before, now))
+    one, two = (_NamedProgram(each.graph.inputs, each.slots, each.graph.nodes, each.constants) for each in (before, now))
     yield from _computed(one, two)
     results = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
     if next(results) != next(results) or before.assigned != now.assigned:
@@ -41,7 +41,7 @@ def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     yield from _returned(before, now)
 
 
-def _computed(one: _Recording, two: _Recording) -> Iterator[str]:
+def _computed(one: _NamedProgram, two: _NamedProgram) -> Iterator[str]:
     """What differs in the nodes; where nothing does, in constants."""
     for old, new in zip_longest(one.nodes, two.nodes):
         words = _between(old, new, one, two)
@@ -59,7 +59,7 @@ def _computed(one: _Recording, two: _Recording) -> Iterator[str]:
             yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
 
 
-def _between(old: Node | None, new: Node | None, one: _Recording, two: _Recording) -> str:
+def _between(old: Node | None, new: Node | None, one: _NamedProgram, two: _NamedProgram) -> str:
     """What differs between two nodes in one place; "" where nothing does."""
     if old is new:
         return ""
@@ -101,7 +101,7 @@ def _leaves(captured: CapturedStep) -> list[tree.Leaf]:
 _MADE = float("nan")  # in place of what the program computes: all arithmetic on it can be done
 
 
-class _Recording:
+class _NamedProgram:
     """One recording, with names for its values by what makes them."""
 
     def __init__(self, inputs: Sequence[Value], slots: Sequence[Slot], nodes: Sequence[Node], constants: Sequence[Any]) -> None:

@@ -44,12 +44,12 @@ class ModuleSnapshot:
 
     def begin(self) -> None:
         """Fakes are in their places: the program begins."""
-        self.found, self.buffers = dict(self.module.__dict__), dict(self.module._buffers)
+        self.swapped, self.buffers = dict(self.module.__dict__), dict(self.module._buffers)
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """Where the program has put another tensor, parameters aside, and that tensor."""
         prefix = f"{self.path}." if self.path else ""
-        for table, old, now in (("buffer", self.buffers, self.module._buffers), ("attribute", self.found, self.module.__dict__)):
+        for table, old, now in (("buffer", self.buffers, self.module._buffers), ("attribute", self.swapped, self.module.__dict__)):
             for name, item in now.items():
                 if isinstance(item, torch.Tensor) and item is not old.get(name):
                     yield Slot(table, (f"{prefix}{name}",)), item
@@ -76,7 +76,7 @@ class ModuleSnapshot:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
             if is_number(old):  # it stands for one that each step goes on with
                 continue
-            own = self.found.get(name)  # a container of the same things is still that: `module.to(dtype)` makes such lists anew
+            own = self.swapped.get(name)  # a container of the same things is still that: `module.to(dtype)` makes such lists anew
             still = new is own or (type(new) is type(own) and type(new) in _CONTAINERS and _same_items(new, own))
             if not still and holds_fakes(new) and not isinstance(new, torch.Tensor):
                 if not is_followed():

@@ -147,10 +147,10 @@ class DerivedNumbers:
         keys, steps = {value: root.key for value, root in zip(inputs, roots, strict=True)}, list[FactStep]()
         for node in needed:
             steps.append(call := step_of(node, keys.__getitem__, _function_of(node)))
-            made = {output: result_of(call, node, output) for output in node.outputs if output is not None}
-            made |= {after: called("written", (Ref(keys[before]), Ref(call.key)), function=_written) for before, after in node.writes}
-            steps += made.values()
-            keys |= {value: step.key for value, step in made.items()}
+            after_node = {output: result_of(call, node, output) for output in node.outputs if output is not None}
+            after_node |= {after: called("written", (Ref(keys[before]), Ref(call.key)), function=_written) for before, after in node.writes}
+            steps += after_node.values()
+            keys |= {value: step.key for value, step in after_node.items()}
         results = with_values(tuple(wanted), lambda value: Ref(keys[value]))
         return Formula(roots, results, tuple(steps)), [(value, slots[value]) for value in inputs]
 
