@@ -30,6 +30,31 @@ def test_an_attribute_holds_the_array_of_the_last_step() -> None:
         assert (model.weights == np.random.rand(2)).all()
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: np.random.choice([1.5, 2.5]),
+        lambda: np.random.permutation(4)[0],
+        lambda: np.random.rand(3).mean() * 2,
+        lambda: np.random.rand(2)[0] < 0.5,
+        lambda: {"most": np.random.normal(size=2).max()},
+    ],
+)
+def test_a_number_that_is_kept_is_numpys_where_eagers_is(draw: Callable[[], Any]) -> None:
+    kept, model = list[Any](), Net()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        kept.append(drawn := draw())
+        return square(model, x) * (1 if isinstance(drawn, dict) else drawn)
+
+    step = stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
+    for seed in range(3):
+        np.random.seed(seed)
+        step()
+        np.random.seed(seed)
+        assert repr(kept[-1]) == repr(draw())
+
+
 def sorted_in_place(array: Any) -> Any:
     array.sort()
     return array

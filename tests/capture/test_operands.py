@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +102,6 @@ def test_numbers_of_what_the_step_writes_are_those_of_that_moment(loss):
 
 REFUSED: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     "a power, whose gradient computes with the number itself": lambda value, number, state, x: value**number,
-    "a size": lambda value, number, state, x: value * torch.full((state.calls,), 1.0).sum(),
     "a rate": lambda value, number, state, x: nn.functional.dropout(value, 0.1 * state.calls),
     "a whole number or a fraction": lambda value, number, state, x: value * ((x > 0.5).long() * max(state.calls, 2.0)).float().mean(),
     "a tensor of one": lambda value, number, state, x: value * torch.tensor(min(1, state.calls / 2)),
@@ -113,6 +113,26 @@ REFUSED: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
 def test_what_would_compute_with_a_number_elsewhere_is_refused(use):
     model, loss, _ = using(use)()
     with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
+
+
+SIZES: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
+    "in a tuple, of an operator that takes numbers": lambda value, number, state, x: value * torch.full((state.calls,), 0.5).sum(),
+    "in a list": lambda value, number, state, x: value * x.new_full([2, state.calls], number).sum(),
+    "the first of several": lambda value, number, state, x: value * (torch.ones(state.calls, 2).sum() + torch.rand(state.calls, 2).sum()),
+    "the first of a method": lambda value, number, state, x: value * x[0].expand(state.calls, -1).sum() + x.new_ones(state.calls, 1).sum(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:lowtide has captured the step anew")
+@pytest.mark.parametrize("use", SIZES.values(), ids=SIZES)
+def test_a_count_is_a_size_wherever_it_stands(use):
+    check(using(use))
+
+
+def test_a_rate_that_is_drawn_is_refused_with_what_to_write():
+    model, loss, _ = using(lambda value, number, state, x: nn.functional.dropout(value, random.uniform(0.1, 0.4)))()
+    with pytest.raises(lowtide.CaptureError, match=r"write out what dropout\(\) does by arithmetic"):
         lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
 
 

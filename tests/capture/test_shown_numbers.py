@@ -145,6 +145,23 @@ def test_a_print_and_a_log_of_a_number_are_repeated_by_each_step(capsys):
     assert len(shown[0][1]) == 8
 
 
+def test_a_logger_that_is_first_used_behind_a_print_is_no_hindrance():
+    logger = logging.getLogger("tests.shown.first")
+    logger.setLevel(logging.INFO)  # which empties what it remembers
+    told = list[str]()
+    logger.addFilter(lambda record: told.append(record.getMessage()) is not None)
+
+    def tell(loss: Tensor, model: nn.Module, meter: Meter) -> None:
+        print("loss", loss.item())
+        logger.info("loss %.3f", loss.item())
+
+    trained(keeping(tell), eagerly=False)
+    stepped, told[:] = [*told], []
+    trained(keeping(tell), eagerly=True)
+    assert stepped == told
+    assert len(told) == 4
+
+
 def reads(text: str, loss: Tensor) -> Tensor:
     return loss * len(text)
 

@@ -109,11 +109,10 @@ class _Attempts(Generic[T]):
                 better = isinstance(error, StaleError) or isinstance(refusal, LeavingError)
                 if refusal is None or its_own or better:
                     refusal = error
-            # a first attempt may fill what later ones find
-            settled = self.counted.keys() <= summed.keys() and self.converts is converts and tried
-            tried = True
-            if settled or (captured is not None and not summed):
+            learned = not self.counted.keys() <= summed.keys() or self.converts is not converts
+            if (captured is not None and not (summed and learned)) or (tried and not learned):
                 break
+            tried = not learned  # what an attempt fills (the cache of a logger) the next one finds: with what is known it has a second try
         if captured is None:
             self._put_back()
             assert refusal is not None, "the last attempt has failed"

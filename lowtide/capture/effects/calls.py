@@ -28,6 +28,7 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.kernels import COMPILING
+from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.turns import Replacing, all_replaced, listed
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
 from lowtide.capture.effects.containers import EffectLog
@@ -38,6 +39,7 @@ from lowtide.capture.effects.sums import (
     EarlierNumber,
     NumberExpression,
     Term,
+    as_python,
     earlier_of,
     emitters,
     in_program,
@@ -60,6 +62,7 @@ _OF_THE_CALL = ("msg", "args", "created", "msecs", "relativeCreated")  # of a re
 _WHOLE = {"ceil", "floor", "trunc"}  # which give no fraction
 _OF_FRACTIONS = {statistics: ("mean", "median"), math: ("hypot",)}  # for all numbers: others fail for infinite ones
 _YES_OR_NO = {"isfinite", "isinf", "isnan"}
+_OF_SIZES = {torch: ("empty", "ones", "rand", "randn", "zeros"), torch.Tensor: ("expand", "new_empty", "new_ones", "new_zeros")}
 _ARITHMETIC = {f"{side}{name}" for name in ("add", "sub", "mul", "div", "truediv", "true_divide") for side in ("", "i", "r")}
 _CHOOSING = {"clamp", "clip", "masked_fill", "index_fill", "where"}
 _LINEAR = _ARITHMETIC | _CHOOSING | RELATIONS.keys()  # whose gradients have a number as it is
@@ -108,6 +111,7 @@ def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]
     yield from ((builtins, name, of) for name, of in {"len": _length, "max": _choice, "min": _choice, "sorted": _order}.items())
     yield from ((builtins, name, lambda plain: lambda *args: text_of(plain, *args)) for name in ("repr", "format"))
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
+    yield from ((owner, name, _sized) for owner, names in _OF_SIZES.items() for name in names)
     for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
         compute = _answer if name in _YES_OR_NO else whole if name in _WHOLE else functools.partial(_by_program, f"math_{name}")
         yield math, name, functools.partial(_computed, compute)
@@ -119,6 +123,16 @@ def _answer(plain: Callable[[Any], bool], item: Any) -> NumberExpression:
 
 def _by_program(op: str, plain: Callable[..., Any], *args: Any) -> Any:
     return in_program(op, *args)
+
+
+def _sized(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Sizes that are given one by one are given as one list: torch reads the first of them as a whole number or not at all."""
+
+    def sized(*given: Any, **options: Any) -> torch.Tensor:
+        at = int(isinstance(next(iter(given), None), torch.Tensor))
+        return plain(*given[:at], given[at:], **options) if any(map(is_term, given[at:])) else plain(*given, **options)
+
+    return sized
 
 
 def _length(plain: Callable[[Any], int]) -> Callable[[Any], Any]:
@@ -286,9 +300,10 @@ class NumberOperands(TorchFunctionMode):
         draft, at, kind = self._recorder.draft, number.at, number.kind
         if at not in self._inputs:
             self._inputs[at] = draft.add_scalar_input(Slot("constant", (len(draft.constants),)), "before")
-            draft.constants.append(number.earlier.places[at])
+            place = number.earlier.places[at]
+            draft.constants.append(Sum(lambda: [as_python(place.now)], 0, ABSENT, (kind,)))
             number.earlier.inputs.add(at)
-            number.earlier.conditions.append(lambda results, before: type(before[at]) is kind)
+            number.earlier.conditions.append(lambda results, before: type(as_python(before[at])) is kind)
         return self._inputs[at]
 
     def answer(self, item: Term) -> bool | None:
@@ -313,13 +328,20 @@ class NumberOperands(TorchFunctionMode):
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         allowed = _LINEAR if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) else _PLAIN
         decides = any(map(may_be_whole, given)) and not any(each.is_floating_point() for each in tensors)
+        sizes = [each for each in (*args, *kwargs.values()) if isinstance(each, (list, tuple))]
+        decides |= any(each.kind is int for each in numbers_in(sizes))
         name = getattr(func, "__name__", "")
-        use = f"is given to {name}()"
+        refuse = functools.partial(given[0].refuse, use=f"is given to {name}()")
+        if earlier_of(given[0]) is not None:
+            refuse.keywords["instead"] = (
+                f"where torch takes it as a number alone, write out what {name}() does by arithmetic and comparisons (of a dropout: "
+                "`x * (torch.rand_like(x) >= p) / (1 - p)`)"
+            )
         if decides or name.strip("_") not in allowed or any(each.kind is bool for each in given):
             # a position, a size, an exponent: each step asks whether it is still the same
             known = {id(each): earlier.decides(each) for each in given if each.kind in (int, bool) and (earlier := earlier_of(each))}
             if not known:
-                given[0].refuse(use=use)
+                refuse()
             return self.__torch_function__(func, types, *_in_place_of(known, args, kwargs))
         known = {id(each): self._stand_in(each) for each in given}
         before = len(self._recorder.draft.nodes)
@@ -327,7 +349,7 @@ class NumberOperands(TorchFunctionMode):
         result = func(*args, **kwargs)
         taken = {value for node in self._recorder.draft.nodes[before:] for value in node.inputs}
         if not taken.issuperset(map(self._values.__getitem__, known.values())) or not self._values.keys().isdisjoint(result.shape):
-            given[0].refuse(use=use)
+            refuse()
         return result
 
     def _stand_in(self, item: Term) -> Any:

@@ -184,17 +184,17 @@ class DrawRecorder:
 
     def _draw(self, plain: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         again, before = self._recipe(plain, args, options), _Before(self._earlier.places)
-        call = lambda: _as_python(again(iter(()), before))  # noqa: E731
+        call = lambda: again(iter(()), before)  # noqa: E731
         with drawn_in_each_step():
-            value = _as_python(again(iter(()), self._earlier.numbers))
+            value = again(iter(()), self._earlier.numbers)
         return self._stands_for(value, self.draws.add(call, value))
 
     def computed(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a function makes of such arrays and numbers: each step calls it again."""
         again, before = self._recipe(function, args, options), _Before(self._earlier.places)
         given: list[Any] = []
-        value = _as_python(self._recipe(partial(_reading, function, given), args, options)(iter(()), self._earlier.numbers))
-        now = self.draws.once(lambda: _as_python(again(iter(()), before)))
+        value = self._recipe(partial(_reading, function, given), args, options)(iter(()), self._earlier.numbers)
+        now = self.draws.once(lambda: again(iter(()), before))
         result = self._stands_for(value, Sum(now, 0, ABSENT, (type(value),)))
         if isinstance(value, numpy.ndarray) and any(numpy.may_share_memory(value, each) for each in given):
             for each in (result, *numbers_in((*args, *options.values()))):
@@ -204,7 +204,7 @@ class DrawRecorder:
 
     def _stands_for(self, value: Any, place: Sum) -> Any:
         number = EarlierNumber(self._earlier, value, place, self._refusals)
-        if type(value) in (int, float):
+        if number.kind in (int, float):
             return number
         if isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in "biuf":
             return HostArray(self, _same, (number,), value)
@@ -273,11 +273,6 @@ def _reading(function: Callable[..., Any], given: list[Any], *args: Any, **optio
         if "read-only" not in str(error):
             raise
         raise LeavingError(f"{getattr(function, '__name__', 'a function')}() at {users_line()} {WRITES}") from None
-
-
-def _as_python(value: Any) -> Any:
-    """NumPy's single numbers as Python's, but for those that compute otherwise."""
-    return value.item() if isinstance(value, numpy.generic) and value.dtype.char in "dlq?" else value
 
 
 def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]:

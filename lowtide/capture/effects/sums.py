@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 
 from lowtide.base.places import ABSENT, Sum
@@ -81,6 +82,11 @@ class Term(Number):
         return self.refuse() if value is None else value
 
 
+def as_python(number: Any) -> Any:
+    """What a program computes with: NumPy's single numbers as Python's, but for those that compute otherwise."""
+    return number.item() if isinstance(number, numpy.generic) and number.dtype.char in "dlq?" else number
+
+
 def kinds_of(item: Any) -> tuple[type, ...]:
     """What may lie in the place of something that each step goes on with; none for what is not followed so."""
     return (int, float) if type(item) in (int, float) else (type(item),) if type(item) in (str, tuple) and item is not ABSENT else ()
@@ -104,8 +110,8 @@ class EarlierNumbers:
     def number(self, item: Term) -> EarlierNumber:
         """One that follows from these, as one that lies there."""
         again, places = recipe(item), tuple(self.places)
-        place = Sum(lambda: [again(iter(()), [each.now for each in places])], 0, ABSENT, (item.kind,))
-        return EarlierNumber(self, again(iter(()), self.numbers), place, item.refusals or [])
+        place = Sum(lambda: [as_python(again(iter(()), [each.now for each in places]))], 0, ABSENT, (item.kind,))
+        return EarlierNumber(self, as_python(again(iter(()), self.numbers)), place, item.refusals or [])
 
     def decides(self, item: Term) -> Any:
         """What one is that follows from these numbers alone, and that a program decides with: the same one in each of its steps."""
@@ -128,7 +134,7 @@ class EarlierNumber(Term):
     __slots__ = ("at", "earlier")
 
     def __init__(self, earlier: EarlierNumbers, number: Any, place: Sum, refusals: list[Any]) -> None:
-        super().__init__(None, type(number), refusals)
+        super().__init__(None, type(as_python(number)), refusals)
         self.at, self.earlier = len(earlier.numbers), earlier
         earlier.numbers.append(number)
         earlier.places.append(place)
