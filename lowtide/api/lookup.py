@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from lowtide.api.home import send_home
 from lowtide.api.maker import Family, StepMaker, captured
-from lowtide.api.other_shapes import change_of_kind, read_unlike
+from lowtide.api.other_shapes import read_unlike
 from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import can_stand_in
 from lowtide.capture.care.turns import turn
-from lowtide.capture.data.facts import Facts
+from lowtide.capture.data.facts import Facts, brief
 from lowtide.errors import CaptureError, StepError
 from lowtide.runtime.batch import BatchSpec, NewShapeError, OtherValueError, described, shape_of
 from lowtide.runtime.caller import ChangedError, View
@@ -148,8 +148,12 @@ class Lookup:
             raise
         if self._peers.several:
             which = "a new program" if isinstance(chosen, str) else f"program {self._number(chosen[0])}"
-            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: read_unlike(now, self._variants()))
+            self._peers.meet(f"{which} for {described(shape_of(args, kwargs))}", lambda: self._read_there(now))
         return now, chosen
+
+    def _read_there(self, now: View) -> str:
+        """What this process reads otherwise, as others are told."""
+        return f" ({read} there)" if (read := read_unlike(now, self._variants(), brief)) else ""
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture the program as it is now; it becomes the one whose plan is shown."""
@@ -163,7 +167,8 @@ class Lookup:
         self._check_of(new).begin()
 
     def _change(self, now: View) -> str:
-        return change_of_kind(now, [family.variants[-1] for family in self.families]) or self.current.premises.change()
+        last = [family.variants[-1] for family in self.families]
+        return read_unlike(now, [each for each in last if each.premises.holds()]) or self.current.premises.change()
 
     def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The leaves of a batch; of those that are no tensors the program reads none that may differ."""

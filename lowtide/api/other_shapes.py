@@ -17,7 +17,7 @@ from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import micro_batches
-from lowtide.capture.data.facts import Facts, brief
+from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
 from lowtide.errors import CaptureError, LowtideError
@@ -70,20 +70,12 @@ def _differentiated(program: TrainingProgram, scaler: torch.amp.GradScaler | Non
     return with_loss(result, piece)
 
 
-def read_unlike(now: View, variants: Iterable[Variant]) -> str:
-    """What is read from the data otherwise than when another of these programs was captured; "" where nothing is."""
+def read_unlike(now: View, variants: Iterable[Variant], shown: Callable[[str], str] = str) -> str:
+    """What is read from the data otherwise than when one of these programs was captured; "" where nothing is. `shown`: of the answer."""
     facts = Facts(now.read)
     unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.fits_settings(now))
     reading = next((each for each in unlike if each is not None), None)
-    return "" if reading is None else f" ({reading} gives {brief(str(facts.outcome(reading.question)))} there)"
-
-
-def change_of_kind(now: View, variants: Iterable[Variant]) -> str:
-    """What is read from the data otherwise than when any of these programs was captured; "" where they are not for it otherwise."""
-    facts = Facts(now.read)
-    unlike = (facts.unlike(variant.captured.readings) for variant in variants if variant.premises.holds() and variant.fits_settings(now))
-    reading = next((each for each in unlike if each is not None), None)
-    return "" if reading is None else f"{reading} gives {facts.outcome(reading.question)}"
+    return "" if reading is None else f"{reading} gives {shown(str(facts.outcome(reading.question)))}"
 
 
 S = TypeVar("S")

@@ -9,7 +9,7 @@ import copy
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -75,6 +75,7 @@ def address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """ "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -38,6 +38,7 @@ NESTED = (
 )
 
 
+@functools.cache
 def name_of(op: OpOverload) -> str:
     """The operator's name in a graph: "aten.add.Tensor"."""
     return f"{op._schema.name.replace('::', '.')}.{op._overloadname}"
@@ -50,6 +51,7 @@ def resolve(name: str) -> OpOverload:
     return resolved
 
 
+@functools.cache
 def row(op: OpOverload) -> Operator:
     return row_of(name_of(op))
 

@@ -6,7 +6,7 @@ slots, values by the nodes that make them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 
 from lowtide.base.places import Position, Sum
 from lowtide.capture.care.generators import which
+from lowtide.capture.draft import Draft
 from lowtide.capture.trace import CapturedStep
 from lowtide.ir import tree
-from lowtide.ir.graph import Node, Value
+from lowtide.ir.graph import Node, Slot, Value
 
 
 def difference(before: CapturedStep, now: CapturedStep) -> str:
@@ -24,22 +25,14 @@ def difference(before: CapturedStep, now: CapturedStep) -> str:
     return next(_differences(before, now), "")
 
 
+def is_same(one: Draft, two: Draft) -> bool:
+    """Whether two recordings compute the same. Of an optimizer's step: they differ in nothing but numbers that stand for others."""
+    return not any(_computed(*(_NamedProgram(each.inputs, each.slots, each.nodes, each.constants) for each in (one, two))))
+
+
 def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
-    one, two = _Named(before), _Named(now)
-    for old, new in zip_longest(before.graph.nodes, now.graph.nodes):
-        words = _between(old, new, one, two)
-        if words:
-            yield words
-            return
-        one.number(old)
-        two.number(new)
-    for pair in zip(before.constants, now.constants, strict=False):
-        first, second = (each.now() if isinstance(each, Position) else each for each in pair)
-        if isinstance(first, torch.Generator) and isinstance(second, torch.Generator):
-            if which(first) != which(second):
-                yield "the generator that the program draws from is another one"
-        elif first is not second and not isinstance(first, Sum) and not _equal(first, second):
-            yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
+    one, two = (_NamedProgram(each.graph.inputs, each.slots, each.graph.nodes, each.constants) for each in (before, now))
+    yield from _computed(one, two)
     results = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
     if next(results) != next(results) or before.assigned != now.assigned:
         yield "which of its values the program returns or keeps has changed"
@@ -48,8 +41,28 @@ def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     yield from _returned(before, now)
 
 
-def _between(old: Node | None, new: Node | None, one: _Named, two: _Named) -> str:
+def _computed(one: _NamedProgram, two: _NamedProgram) -> Iterator[str]:
+    """What differs in the nodes; where nothing does, in constants."""
+    for old, new in zip_longest(one.nodes, two.nodes):
+        words = _between(old, new, one, two)
+        if words:
+            yield words
+            return
+        one.number(old)
+        two.number(new)
+    for pair in zip(one.constants, two.constants, strict=False):
+        first, second = (each.now() if isinstance(each, Position) else each for each in pair)
+        if isinstance(first, torch.Generator) and isinstance(second, torch.Generator):
+            if which(first) != which(second):
+                yield "the generator that the program draws from is another one"
+        elif first is not second and not isinstance(first, Sum) and not _equal(first, second):
+            yield f"the numbers of a tensor of shape {list(first.shape)}, which the program finds or makes beside the model, have changed"
+
+
+def _between(old: Node | None, new: Node | None, one: _NamedProgram, two: _NamedProgram) -> str:
     """What differs between two nodes in one place; "" where nothing does."""
+    if old is new:
+        return ""
     if old is None or new is None:
         node = old or new
         assert node is not None, "one of them is there"
@@ -88,11 +101,12 @@ def _leaves(captured: CapturedStep) -> list[tree.Leaf]:
 _MADE = float("nan")  # in place of what the program computes: all arithmetic on it can be done
 
 
-class _Named:
-    """The values of one recording, by what makes them."""
+class _NamedProgram:
+    """One recording, with names for its values by what makes them."""
 
-    def __init__(self, captured: CapturedStep) -> None:
-        self._names = {value: str(slot) for value, slot in zip(captured.graph.inputs, captured.slots, strict=True)}
+    def __init__(self, inputs: Sequence[Value], slots: Sequence[Slot], nodes: Sequence[Node], constants: Sequence[Any]) -> None:
+        self.nodes, self.constants = nodes, constants
+        self._names = {value: str(slot) for value, slot in zip(inputs, slots, strict=True)}
         self._made = 0
 
     def number(self, node: Node) -> None:

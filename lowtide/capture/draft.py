@@ -329,10 +329,9 @@ class Draft:
         if tensor.numel() == 1:
             with _disable_current_modes():
                 size, number = tuple(tensor.shape), tensor.item()
-            options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device, "pin_memory": False}
             out: torch.Tensor = torch.ops.aten.lift_fresh.default(tensor)  # a fake that remembers its number, so that .item() still works
             args = (size, self._number(number))
-            kwargs = tuple((key, self._argument(None, item)) for key, item in options.items())
+            kwargs = tuple((key, self._argument(None, item)) for key, item in calls.options_like(tensor).items())
             self.nodes.append(Node("aten.full.default", args, (self.new_value(out, "aten.full.default"),), kwargs, source=source))
             return out
         fake = self._constant(tensor)

@@ -19,7 +19,6 @@ from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Slot
 from lowtide.ir.tree import Leaf
 from lowtide.kernels.parts import WHOLE_OF
 
@@ -99,7 +98,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, module in model.named_modules():
         for name, item in module.__dict__.items():
             if type(item) is torch.Tensor and item.layout is torch.strided and not item.requires_grad:
-                yield _joined(path, name), item
+                yield f"{path}.{name}" if path else name, item
 
 
 def _refuse(name: str, tensor: torch.Tensor) -> None:
@@ -121,44 +120,26 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
 @contextmanager
 def swapped(
     model: nn.Module, fakes: FakeModel, views: ModuleViews, reads: AttributeReads, following: Callable[[], OfCall] | None = None
-) -> Iterator[ModuleTensors]:
+) -> Iterator[list[ModuleSnapshot]]:
     """Run with fakes in the model's places, for this thread. `following` tells afterwards, where it can, what follows from more than it.
 
     Raises CaptureError if the model keeps count in Python numbers or containers, or changes what it has read, which no graph could follow.
     """
-    modules = list(model.named_modules())
-    before = [ModuleSnapshot(module) for _, module in modules]
+    snapshots = [ModuleSnapshot(path, module) for path, module in model.named_modules()]
     replace = fakes.all
     with undoing() as undo:
-        for snapshot in before:
-            undo(snapshot.restore)
-        for module, own in [(module, _with_fakes(module, replace)) for _, module in modules]:
+        for each in snapshots:
+            undo(each.restore)
+        for module, own in [(each.module, _with_fakes(each.module, replace)) for each in snapshots]:
             views.show(module, own)
-        reads.begin([module for _, module in modules])
-        yield (tensors := ModuleTensors.of(modules))
-        for (path, module, _, attributes), snapshot in zip(tensors.before, before, strict=True):
-            snapshot.refuse_changes(path or type(module).__name__, reads, following, attributes)
-            if past := views.set_past(module):
-                raise LeavingError(refusal(path or type(module).__name__, past[0][0]))
-
-
-@dataclass(frozen=True)
-class ModuleTensors:
-    """Where modules keep tensors beside parameters, and what was there before the program ran."""
-
-    before: tuple[tuple[str, nn.Module, dict[str, Any], dict[str, Any]], ...]  # path, module, its buffers, its attributes
-
-    @classmethod
-    def of(cls, modules: list[tuple[str, nn.Module]]) -> ModuleTensors:
-        return cls(tuple((path, module, dict(module._buffers), dict(module.__dict__)) for path, module in modules))
-
-    def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
-        """The places where the program has put another tensor, and that tensor."""
-        for path, module, buffers, attributes in self.before:
-            for table, old, now in (("buffer", buffers, module._buffers), ("attribute", attributes, module.__dict__)):
-                for name, item in now.items():
-                    if isinstance(item, torch.Tensor) and item is not old.get(name):
-                        yield Slot(table, (_joined(path, name),)), item
+        reads.begin([each.module for each in snapshots])
+        for each in snapshots:
+            each.begin()
+        yield snapshots
+        for each in snapshots:
+            each.refuse_changes(reads, following)
+            if past := views.set_past(each.module):
+                raise LeavingError(refusal(each.name, past[0][0]))
 
 
 def _with_fakes(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
@@ -180,7 +161,3 @@ def _swapped_piece(piece: Any, replace: dict[torch.Tensor, torch.Tensor]) -> Any
         piece_now = piece()
         return weakref.ref(replace[piece_now]) if isinstance(piece_now, torch.Tensor) and piece_now in replace else piece
     return replace.get(piece, piece) if isinstance(piece, torch.Tensor) else piece
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -28,17 +28,19 @@ from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
+from lowtide.capture.difference import is_same
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle, same_program
+from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
 from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
+from lowtide.capture.recorder import Recorder
 from lowtide.capture.results import NumbersLater, beside, checked_loss, holds_fakes, joined, share_of, with_loss
 from lowtide.capture.trace import CapturedStep, Given, Trace, tracing
 from lowtide.errors import CaptureError
@@ -232,7 +234,7 @@ def _recorded_training(
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
-        first, following = _optimizer_step(trace, shadow, result, _SEEDS[:1] if compared or latest else _SEEDS)
+        first, following = _optimizer_step(trace, shadow, result, checked=not (compared or latest))
         slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
         has_later = not compared and any(slot.table in ("state", "group") for slot in slots)
         later: CapturedStep | None = None
@@ -317,33 +319,44 @@ def _exchange(trace: Trace, program: TrainingProgram, ranks: Ranks) -> None:
         trace.in_parts.show(trace.recorder.draft)
 
 
-def _optimizer_step(trace: Trace, shadow: Shadow, result: Any, seeds: tuple[int, ...] = _SEEDS) -> tuple[CapturedStep, Shadow]:
-    """Record the optimizer's step on a continuation of the recording; twice, to see that no number escapes.
+def _optimizer_step(trace: Trace, shadow: Shadow, result: Any, *, checked: bool = True) -> tuple[CapturedStep, Shadow]:
+    """Record the optimizer's step on a continuation of the recording, and see that no number escapes.
 
-    Once is enough for what is compared with one in which none did: a number that escaped is a difference.
+    What is compared with a program from which none did need not be checked: a number that escaped is a difference.
     """
-    tails = []
-    for seed in seeds:
-        tail = trace.recorder.fork()
-        tail.draft.kind = Kind.TEMPORARY
-        with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
-            before = len(tail.draft.nodes)
-            tails.append((tail, *shadow.step(tail.draft, seed)))
-            if trace.sharded is not None:
-                refuse_mixing(shadow.optimizer, tail.draft.nodes[before:])
-                if trace.sharded[1].shard != "parameters":
-                    with torch.no_grad():
-                        gather(*trace.sharded)
-    (tail, update, following), *others = tails
-    if not all(same_program(tail.draft, other.draft) for other, _, _ in others):
-        name = type(shadow.optimizer).__name__
-        raise CaptureError(
-            f"{name} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so later changes "
-            "of it would go unseen: it cannot be captured"
-        )
-    for other, _, _ in others:
-        other.draft.let_go()
+    tail, update, following = _recorded_update(trace, shadow, _SEEDS[0])
+    if checked:
+        _refuse_escaped(trace, shadow, tail)
     return trace.finish(tail, result, update), following
+
+
+def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
+    """Raise CaptureError where two recordings with other stand-in numbers differ, of one parameter of a kind where that tells as much."""
+    sample = shadow.sampled()
+    one = whole if sample is shadow else _recorded_update(trace, sample, _SEEDS[0])[0]
+    two = _recorded_update(trace, sample, _SEEDS[1])[0]
+    if not is_same(one.draft, two.draft):
+        raise CaptureError(
+            f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so "
+            "later changes of it would go unseen: it cannot be captured"
+        )
+    for each in {one, two} - {whole}:
+        each.draft.let_go()
+
+
+def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder, Update, Shadow]:
+    """One recording of the optimizer's step, on a continuation of its own."""
+    tail = trace.recorder.fork()
+    tail.draft.kind = Kind.TEMPORARY
+    with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
+        before = len(tail.draft.nodes)
+        update, following = shadow.step(tail.draft, seed)
+        if trace.sharded is not None:
+            refuse_mixing(shadow.optimizer, tail.draft.nodes[before:])
+            if trace.sharded[1].shard != "parameters" and shadow.sample is None:
+                with torch.no_grad():
+                    gather(*trace.sharded)
+    return tail, update, following
 
 
 def _sharded(trace: Trace, shadow: Shadow, ranks: Ranks) -> Shadow:

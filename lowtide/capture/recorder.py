@@ -285,7 +285,7 @@ class Recorder(TorchDispatchMode):
         if all(owned):
             return None
         for tensor in targets:
-            refuse_remembered(tensor, f"operator {calls.name_of(func)} at {users_line()}")
+            refuse_remembered(tensor, calls.name_of(func))
         form = calls.functional_form(func)
         if any(owned) or form is None or calls.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"

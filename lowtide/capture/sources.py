@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_stack, walk_tb
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -175,7 +175,24 @@ def is_users(function: Any) -> bool:
     file = _file_of(function)
     if file is not None and file.startswith(_TYPED_IN):
         file = getattr(function, "__globals__", {}).get("__file__")  # of the module that made it
-    return file is None or not is_library(file)
+    return _is_users_file(file)
+
+
+def is_written_by_user(item: Any) -> bool:
+    """Whether a module, or the module of a class, is no library's and not Python's own.
+
+    One that lies in no file is the user's (a notebook), unless it is part of a library, which another language makes.
+    """
+    name = item.__name__ if isinstance(item, ModuleType) else str(item.__module__)
+    file = getattr(item if isinstance(item, ModuleType) else sys.modules.get(name), "__file__", None)
+    while file is None and "." in name:
+        name = name.rpartition(".")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+    return name not in sys.builtin_module_names and _is_users_file(file)
+
+
+def _is_users_file(file: str | None) -> bool:
+    return file is None or file.startswith(_TYPED_IN) or not is_library(file)
 
 
 def is_torchs(function: Any) -> bool:

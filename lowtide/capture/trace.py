@@ -24,7 +24,7 @@ from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of, watched_hooks
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.reads import AttributeReads, following_reads
-from lowtide.capture.care.snapshots import of_call
+from lowtide.capture.care.snapshots import ModuleSnapshot, of_call
 from lowtide.capture.care.turns import module_views, replaced
 from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing
@@ -38,7 +38,7 @@ from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import original
 from lowtide.capture.effects.sums import Term, recipe, results_in
-from lowtide.capture.fakes import ModuleTensors, fake_batch_leaf, fake_model, swapped
+from lowtide.capture.fakes import fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.lists import fakes_in_lists
 from lowtide.capture.optimizers.optimizer import Update
@@ -169,7 +169,7 @@ class Trace:
         self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols, training), reader)
         self.watch = watch
         self.fakes = fake_model(model, self.mode, given.device)
-        self.module_tensors = ModuleTensors(())  # of the model's tensors, once fakes are in them
+        self.modules: list[ModuleSnapshot] = []  # as the program finds them
         self.reads = AttributeReads()
         slots: dict[torch.Tensor, Slot] = {}
         for table, fakes in (("parameter", self.fakes.parameters), ("buffer", self.fakes.buffers), ("attribute", self.fakes.attributes)):
@@ -239,7 +239,8 @@ class Trace:
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """Where the program has put another tensor, or other data into one, and that."""
-        yield from self.module_tensors.rebound()
+        for each in self.modules:
+            yield from each.rebound()
         yield from self.data.bound()
 
     def _detached(self, items: Sequence[Any], draft: Draft) -> tuple[int, ...]:
@@ -345,8 +346,8 @@ def tracing(
                 fakes_in_lists(),
                 module_views() as views,
                 following_reads() as trace.reads,
-                swapped(model, trace.fakes, views, trace.reads, following) as trace.module_tensors,
-                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.module_tensors),
+                swapped(model, trace.fakes, views, trace.reads, following) as trace.modules,
+                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.modules),
                 trace.sources.following(model),  # around the hooks of modules
                 replaced(nn.Module, "_apply", lambda _: _apply),
             ):

@@ -102,13 +102,9 @@ def dynamic_of(text: str | None) -> Any:
         return text
     try:
         entries = json.loads(text)
-        return {_key(name): {int(dim): each for dim, each in extents.items()} for name, extents in entries.items()}
+        return {int(key) if key.isdecimal() else key: {int(dim): each for dim, each in extents.items()} for key, extents in entries.items()}
     except (ValueError, AttributeError) as error:
         refuse(f"""--dynamic: expected "auto" or JSON such as '{{"input_ids": {{"1": ["length", 16, 2048]}}}}', got {text!r} ({error})""")
-
-
-def _key(name: str) -> str | int:
-    return int(name) if name.isdecimal() else name
 
 
 def _check_takes(function: Callable[..., object], name: str, what: str) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from lowtide.cpu.source import ElementOffsets, source_of
 from lowtide.cpu.stages import KernelStage, with_blocks
 from lowtide.cpu.staging import Staging
 from lowtide.errors import there
-from lowtide.ir.graph import Graph, Node, Value
+from lowtide.ir.edges import leading_to
+from lowtide.ir.graph import Graph, Value
 from lowtide.problems.placement import PlaceProblem
 from lowtide.runtime.libraries import LibraryRecipe, NativeError, compile_library, library, loaded, processor
 
@@ -121,7 +122,8 @@ def network_of(staged: StagedBody, joined: Sequence[int], placing: Placing) -> N
     addresses, arena_bytes, elements = staged.addresses(stages, placing)
     source = source_of(stages, addresses, staged.target)
     wanted = tuple(dict.fromkeys(value for recipe in staged.constants for value in read_by(recipe)))
-    constants = Graph(tuple(body.inputs[at] for at in fixed), _makers(body, staged.known, wanted), wanted)
+    makers = leading_to(body.nodes, wanted, lambda node, is_read: is_read and all(value in staged.known for value in node.results))
+    constants = Graph(tuple(body.inputs[at] for at in fixed), tuple(makers), wanted)
     live = tuple(at for at in range(len(body.inputs)) if at not in set(fixed))
     return Network(source, stages, arena_bytes, elements, staged.constants, live, constants, body.outputs)
 
@@ -132,15 +134,6 @@ def read_by(recipe: Packed) -> list[Value]:
     if norm is not None:
         values = ([] if isinstance(recipe, Plain) else values) + [norm.gamma, norm.beta, norm.mean, norm.var]
     return [value for value in values if value is not None]
-
-
-def _makers(body: Graph, known: Collection[Value], wanted: Collection[Value]) -> tuple[Node, ...]:
-    needed, makers = set(wanted), list[Node]()
-    for node in reversed(body.nodes):
-        if any(value in needed for value in node.results) and all(value in known for value in node.results):
-            makers.append(node)
-            needed.update(node.inputs)
-    return tuple(reversed(makers))
 
 
 class Experience(ctypes.Structure):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lowtide.cpu import expressions
 from lowtide.cpu.expressions import name_of
 from lowtide.cpu.layout import VIEWS
-from lowtide.ir.edges import predecessors
+from lowtide.ir.edges import leading_to, predecessors
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value, arguments
 from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_transfer, row_of
 from lowtide.ir.operators.row import REGION, Fusion
@@ -271,12 +271,7 @@ def _replaced(graph: Graph, group: Sequence[Node], fixed: Collection[Value], des
 def _constants(graph: Graph, inside: Collection[Node], fixed: Collection[Value]) -> set[Node]:
     """The nodes that make the constants which a group reads."""
     wanted = {value for node in inside for value in node.inputs if value in fixed}
-    nodes: set[Node] = set()
-    for node in reversed(graph.nodes):
-        if node.results and all(value in fixed for value in node.results) and any(value in wanted for value in node.results):
-            nodes.add(node)
-            wanted.update(node.inputs)
-    return nodes
+    return {*leading_to(graph.nodes, wanted, lambda node, is_read: is_read and all(value in fixed for value in node.results))}
 
 
 def _placed(others: Sequence[Node], inside: Collection[Node], region: Node, new: dict[Value, Value]) -> Iterator[Node]:
@@ -348,19 +343,11 @@ def _with(node: Node, new: dict[Value, Value]) -> Node:
 
 def _without_unread(graph: Graph) -> Graph:
     """The graph without constants that only regions read."""
-    read = set(graph.outputs)
-    nodes: list[Node] = []
-    for node in reversed(graph.nodes):
-        if (
-            node.writes
-            or not node.results
-            or node.op == REGION
-            or any(value in read for value in node.results)
-            or not node.op.startswith("aten.")
-        ):
-            nodes.append(node)
-            read.update(node.inputs)
-    return replace(graph, nodes=tuple(_after_these(nodes[::-1])))
+
+    def stays(node: Node, is_read: bool) -> bool:
+        return is_read or bool(node.writes) or not node.results or node.op == REGION or not node.op.startswith("aten.")
+
+    return replace(graph, nodes=tuple(_after_these(leading_to(graph.nodes, graph.outputs, stays))))
 
 
 def _after_these(nodes: Sequence[Node]) -> Iterator[Node]:

@@ -21,7 +21,7 @@ from lowtide.capture.formulas.absent import as_on
 from lowtide.cost.device import Device
 from lowtide.errors import CaptureError
 from lowtide.runtime.arena.native import key
-from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, once
+from lowtide.runtime.libraries import FLAGS, LibraryRecipe, NativeError, compile_library, library, loaded, once
 
 _SOURCE = Path(__file__).with_name("backward.cpp")
 
@@ -73,10 +73,7 @@ def _compile(target: Path) -> None:
 
 
 def _opened(path: Path) -> Any:
-    try:
+    with loaded(path, ctypes.PyDLL) as opened:
         torch.ops.load_library(path)
-        opened = ctypes.PyDLL(str(path))
         opened.lowtide_evaluated.restype = ctypes.py_object
-    except (OSError, AttributeError) as error:
-        raise NativeError(f"the library that was built does not load ({error})") from error
     return opened

@@ -121,7 +121,9 @@ def _of_transformers(name: str, setting: Setting) -> Example:
         raise ValueError(f"{name}: expected module:function; models of transformers can be named where it is installed, and here it is not")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except ImportError as error:  # a torchvision of another torch, say; transformers names the model alone
+        raise ValueError(f"{name}: transformers cannot import its model: {error.__cause__ or error}") from error
+    except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"{name}: expected a folder or file with a transformers configuration, a name of timm's, or module:function; {first}"

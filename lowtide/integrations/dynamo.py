@@ -26,6 +26,7 @@ from lowtide.capture.trace import CapturedStep
 from lowtide.cost.laboratory import Laboratory
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import BudgetError, CaptureError, CheckError
+from lowtide.ir.edges import leading_to
 from lowtide.ir.graph import Graph, Node, Value
 from lowtide.ir.operators.nodes import is_view
 from lowtide.lower.python import lower
@@ -64,7 +65,7 @@ def halves(plan: Decision, results: Sequence[Value], tangents: Collection[Value]
     """
     nodes = [plan.graph.nodes[index] for index in plan.order]
     behind = _behind(nodes, set(tangents))
-    needed = _needed(nodes, set(results))
+    needed = {*leading_to(nodes, results)}
     last = max((position for position, node in enumerate(nodes) if node in needed and not is_view(node)), default=-1)
     if any(node in behind and not is_view(node) for node in nodes[:last]):
         raise CheckError("expected all of the forward pass before the first node that reads a tangent")
@@ -85,15 +86,6 @@ def _behind(nodes: Sequence[Node], tangents: set[Value]) -> set[Node]:
             known.update(node.results)
             behind.add(node)
     return behind
-
-
-def _needed(nodes: Sequence[Node], wanted: set[Value]) -> set[Node]:
-    known, needed = set(wanted), set()
-    for node in reversed(nodes):
-        if any(value in known for value in node.results):
-            known.update(node.inputs)
-            needed.add(node)
-    return needed
 
 
 def _within(nodes: Sequence[Node]) -> tuple[Node, ...]:

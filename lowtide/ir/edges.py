@@ -10,7 +10,7 @@ Any order of the nodes that keeps to these edges computes the same. Outputs of t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
@@ -106,6 +106,18 @@ def _writers(graph: Graph) -> dict[_Version, tuple[int, int]]:
 def _reads(node: Node) -> tuple[Value, ...]:
     """The values that a node needs to be there: its inputs and what it writes over."""
     return node.inputs if not node.writes else (*node.inputs, *(before for before, _ in node.writes))
+
+
+def leading_to(
+    nodes: Sequence[Node], wanted: Iterable[Value], takes: Callable[[Node, bool], bool] = lambda node, is_read: is_read
+) -> list[Node]:
+    """The nodes that lead to these values, in their order. `takes` decides on each, and is told whether what it makes is read."""
+    read, taken = set(wanted), list[Node]()
+    for node in reversed(nodes):
+        if takes(node, any(value in read for value in node.results)):
+            read.update(node.inputs)
+            taken.append(node)
+    return taken[::-1]
 
 
 def _name(index: int, node: Node) -> str:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from lowtide.base.places import slots_of
 from lowtide.errors import CaptureError
 
 Rebuild: TypeAlias = Callable[[Iterator[Any]], Any]
@@ -233,21 +234,15 @@ def _open_object(tree: Any, names: list[str]) -> OpenedContainer | None:
 
 def attributes_of(item: Any) -> dict[str, Any]:
     """An object's own attributes, in its dictionary and in slots."""
-    slots = [name for kind in type(item).__mro__ for name in _slots_of(kind)]
-    attributes = {name: getattr(item, name) for name in slots if hasattr(item, name)}
+    attributes = {name: getattr(item, name) for name in slots_of(item) if hasattr(item, name)}
     own = getattr(item, "__dict__", None)
     return attributes | own if isinstance(own, dict) and own is not item else attributes
 
 
-def _slots_of(kind: type) -> list[str]:
-    slots = kind.__dict__.get("__slots__", ())
-    return [name for name in ([slots] if isinstance(slots, str) else list(slots)) if name not in ("__dict__", "__weakref__")]
-
-
 def _set_attributes(new: Any, attributes: dict[str, Any]) -> None:
-    own = getattr(new, "__dict__", None)
+    own, slots = getattr(new, "__dict__", None), slots_of(new)
     for name, item in attributes.items():
-        if isinstance(own, dict) and not any(name in kind.__dict__.get("__slots__", ()) for kind in type(new).__mro__):
+        if isinstance(own, dict) and name not in slots:
             own[name] = item
         else:
             object.__setattr__(new, name, item)  # also where the class is frozen

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.base.solver_text import check_choice
-from lowtide.placement.base import Placement, placed, unplaced
+from lowtide.placement.base import Anytime, Placement, placed, unplaced
 from lowtide.placement.fitting import FITS, ORDERS, FitRule, Order, fitted, sequence
 from lowtide.placement.local import settled
 from lowtide.placement.strip import Strip, arena_bound_bytes
@@ -251,20 +251,11 @@ _PASSES = (
 
 
 @dataclass(frozen=True)
-class Portfolio:
+class Portfolio(Anytime):
     """The best of many greedy placements, and where none meets the bound, local search (`local.py`)."""
 
     max_moves: int = 100_000  # of the local search: blocks placed in it
     max_seconds: float = math.inf
-
-    def place(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Placement:
-        """The smallest arena found, or the first that fits the capacity."""
-        bound_bytes = arena_bound_bytes(problem)
-        if capacity_bytes is not None and capacity_bytes < bound_bytes:
-            return unplaced(problem, self, capacity_bytes=capacity_bytes, bound_bytes=bound_bytes)
-        strip = Strip.of(problem)
-        *_, last = self._found(strip, bound_bytes if capacity_bytes is None else capacity_bytes)
-        return _answer(strip, last, capacity_bytes, bound_bytes)
 
     def answers(self, problem: PlaceProblem, capacity_bytes: int | None = None) -> Iterator[Placement]:
         bound_bytes = arena_bound_bytes(problem)

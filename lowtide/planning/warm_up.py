@@ -29,7 +29,8 @@ _CODE = (
 )
 _LIMIT_S = 300.0  # a busy machine may take long; what is missing then is compiled here
 _LOGGER = logging.getLogger("lowtide")
-_SENTENCE = "lowtide compiles its kernels for this machine and version, once: this takes some 20 seconds"
+_BEGINS = "lowtide compiles its kernels for this machine and version, once: some 20 seconds on two idle processors, minutes on busy ones"
+_ENDS = "lowtide has compiled its kernels"
 
 
 def compile_ahead(solver: Solver, *, limited: bool) -> None:
@@ -37,35 +38,39 @@ def compile_ahead(solver: Solver, *, limited: bool) -> None:
     if _BESIDE.is_running:  # for an earlier call, which was refused before it got here
         return
     if not is_at_hand(search) and isinstance(solver, Auto) and can_be_cached() and processors() > 1:
-        _LOGGER.warning(_SENTENCE)
+        _LOGGER.warning(_BEGINS)
         _BESIDE.start(limited)
 
 
 def warm_up_planning(solver: Solver, *, limited: bool) -> None:
     """Have the kernels ready of an ordering by `solver`, and where it is `limited`, of the search for what is computed again.
 
-    Where they have to be compiled, one line on the logger "lowtide" says so.
+    Where they have to be compiled, the logger "lowtide" says so, and says when that is over.
     """
     compile_ahead(solver, limited=limited)
-    if _BESIDE.is_running:
+    if compiles := _BESIDE.is_running:
         try:
             warm_up(Exact(first=ProgramOrder(), max_cuts=0))
             _BESIDE.wait()
         finally:
             _BESIDE.end()
     elif limited and not is_at_hand(go_through):
-        _LOGGER.warning(_SENTENCE)
+        compiles = True
+        _LOGGER.warning(_BEGINS)
     warm_up(solver)
-    if limited:
-        warm_up_eviction()
-        warm_up_local_moves()
-        warm_up_seeds()
+    _warm_up_searches(limited)
+    if compiles:
+        _LOGGER.warning(_ENDS)
 
 
 def compile_beside(limited: bool) -> None:
     """What the other process compiles: all but the exact engine, which takes as long as all the rest."""
     warm_up(Beam())
     warm_up_beside_search()
+    _warm_up_searches(limited)
+
+
+def _warm_up_searches(limited: bool) -> None:
     if limited:
         warm_up_eviction()
         warm_up_local_moves()

@@ -16,11 +16,12 @@ Operators that draw or write are never repeated. What a norm made is computed fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lowtide.ir.edges import leading_to
 from lowtide.ir.graph import Arg, Atom, Graph, Kind, Node, Storage, Value, with_values
 from lowtide.ir.operators.nodes import functional_base, is_view
 from lowtide.problems.order import Rows
@@ -67,24 +68,18 @@ def recomputed(graph: Graph, *, quickly: bool = False) -> Rewritten:
     if not chosen:
         return Rewritten(graph, {})
     done = replace_nodes(graph, _Again(uses, {each: recomputations[each] for each in chosen}).instead())
-    unseen = _unseen(done.graph, frozenset(chosen))
-    return Rewritten(replace(done.graph, nodes=tuple(node for node in done.graph.nodes if node not in unseen)), done.forward)
+    dropped = frozenset(chosen)  # of whose storages views go that nothing reads any more
+
+    def stays(node: Node, is_read: bool) -> bool:
+        return is_read or not is_view(node) or node.results[0].storage not in dropped
+
+    nodes = leading_to(done.graph.nodes, done.graph.outputs, stays)
+    return Rewritten(replace(done.graph, nodes=tuple(nodes)), done.forward)
 
 
 def _is_later(node: Node) -> bool:
     """Whether a node is of the backward pass, or of the update; a norm that writes its statistics is not."""
     return any(value.storage.kind not in (Kind.ACTIVATION, Kind.BUFFER) for value in node.results)
-
-
-def _unseen(graph: Graph, dropped: Collection[Storage]) -> set[Node]:
-    """The views of storages that nothing reads any more."""
-    read, unseen = set(graph.outputs), set[Node]()
-    for node in reversed(graph.nodes):
-        if is_view(node) and node.results[0].storage in dropped and not any(value in read for value in node.results):
-            unseen.add(node)
-        else:
-            read.update(node.inputs)
-    return unseen
 
 
 def as_recomputed(graph: Graph, other: Graph) -> Graph:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from lowtide.ir.graph import Arg, Graph, Node, Storage, Value, arguments, free_name
 from lowtide.ir.operators.nodes import loads_parts
 from lowtide.ir.operators.own import GATHER, WAIT_APART
-from lowtide.rewrite.base import Rewritten, following, replace_nodes
+from lowtide.rewrite.base import Rewritten, replace_nodes
 
 _CAT = "aten.cat.default"
 
@@ -29,16 +29,8 @@ def taken_once(graph: Graph, names: Container[str]) -> Rewritten:
     instead = _Instead()
     for load, earlier in _earlier(graph, names).items():
         instead.put(load.results[0], earlier.results[0])
-    forward: dict[Node, tuple[Node, ...]] = dict.fromkeys(_gone(graph, instead), ())
-    nodes = []
-    for node in graph.nodes:
-        if node in forward:
-            continue
-        new = following(instead.reading(node), forward)
-        if new is not node:
-            forward[node] = (new,)
-        nodes.append(new)
-    return Rewritten(replace(graph, nodes=tuple(nodes)), forward)
+    gone = {*_gone(graph, instead)}
+    return replace_nodes(graph, {node: () if node in gone else (instead.reading(node),) for node in graph.nodes})
 
 
 def _earlier(graph: Graph, names: Container[str]) -> dict[Node, Node]:

@@ -163,10 +163,10 @@ def library(directory: Path | None, name: str, recipe: LibraryRecipe) -> Any:
 
 
 @contextmanager
-def loaded(path: Path) -> Iterator[Any]:
+def loaded(path: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> Iterator[Any]:
     """A library for ctypes, in here. Raises NativeError where it does not load, or has not what is looked for in it."""
     try:
-        yield ctypes.CDLL(str(path))
+        yield kind(str(path))
     except (OSError, AttributeError) as error:
         raise NativeError(f"the library that was built does not load ({error})") from error
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowtide.base.kernels import kernel
 from lowtide.problems.order import OrderProblem, Rows
@@ -100,7 +99,7 @@ def net_of(problem: OrderProblem, backwards: bool = False) -> DownsetNet:
         (started & (problem.uses > 0)).astype(np.int32),
         pin_sum,
         np.diff(before.ptr).astype(np.int32),
-        _keys(n),
+        np.random.default_rng(20231028).integers(-(2**63), 2**63 - 1, (n, 2), np.int64),
         int(backwards),
         int(problem.tensor_bytes[problem.kept].sum()) if backwards else problem.start_bytes,
         n,
@@ -126,10 +125,6 @@ def _takes(problem: OrderProblem) -> Rows:
     alive = ~problem.kept[problem.take_ids]
     nodes = np.repeat(np.arange(n), np.diff(problem.take_ptr))[alive]
     return Rows(np.concatenate([[0], np.cumsum(np.bincount(nodes, minlength=n))]).astype(np.int32), problem.take_ids[alive])
-
-
-def _keys(n: int) -> NDArray[np.int64]:
-    return np.random.default_rng(20231028).integers(-(2**63), 2**63 - 1, (n, 2), np.int64)
 
 
 @kernel

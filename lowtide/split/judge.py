@@ -219,8 +219,8 @@ class Judge:
         us, rules, sequences = np.full(len(limits), np.inf), [_RULES[0]] * len(limits), dict[int, Ints]()
         for at, limit in enumerate(limits.tolist()):
             for turn, rule in enumerate(self._guesses(at, rules, parent)):
-                if turn == 0 and _fits(problem, order, limit):
-                    us[at], sequences[at] = cost_of(problem, order).time_us, order
+                if turn == 0 and (cost := cost_of(problem, order)).peak_bytes <= limit:
+                    us[at], sequences[at] = cost.time_us, order
                     break
                 evicted = evict(problem, order, limit, rule)
                 if evicted is not None and (took := cost_of(problem, evicted.sequence).time_us) < us[at]:
@@ -251,10 +251,6 @@ class Judge:
             for rule, (above, cap) in product(_RULES, _STORES)
         )
         return iter([*swapping, _RULES[0]])
-
-
-def _fits(problem: RematProblem, order: Ints, limit: int) -> bool:
-    return cost_of(problem, order).peak_bytes <= limit
 
 
 def _alive(problem: RematProblem, sequence: Ints, place: int) -> set[int]:

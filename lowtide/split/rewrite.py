@@ -36,7 +36,7 @@ from lowtide.cost.bodies import workspaces_within
 from lowtide.cost.memory import order_problem, simulate
 from lowtide.errors import CheckError
 from lowtide.ir.bodies import Into, Loop
-from lowtide.ir.edges import in_turn, predecessors
+from lowtide.ir.edges import in_turn, leading_to, predecessors
 from lowtide.ir.graph import Graph, Node, Storage, Value, free_name
 from lowtide.ir.operators.axes import Combine, is_innermost, merges_apart
 from lowtide.ir.operators.nodes import is_view
@@ -211,12 +211,7 @@ def _check_convex(graph: Graph, inside: set[Node], before: Predecessors) -> None
 def _views_for_others(graph: Graph, inside: set[Node]) -> set[Node]:
     """The views of the set that others read, and those that they are views of."""
     read = {value for node in graph.nodes if node not in inside for value in _reads(node)} | set(graph.outputs)
-    views: set[Node] = set()
-    for node in reversed(graph.nodes):
-        if node in inside and is_view(node) and any(value in read for value in node.results):
-            views.add(node)
-            read |= set(node.inputs)
-    return views
+    return {*leading_to(graph.nodes, read, lambda node, is_read: is_read and node in inside and is_view(node))}
 
 
 def _loop(graph: Graph, wanted: Split, roles: Roles, parts: int, views: set[Node]) -> Iterator[Node]:

@@ -221,6 +221,30 @@ def test_a_decision_on_state_that_the_first_step_makes():
     check(made(Starts, lr=0.1), steps=4)
 
 
+class Lags(optim.Optimizer):
+    """Decides on its count as it was before it is written, and as it is then."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                count = self.state[parameter].setdefault("count", torch.zeros([]))
+                before = count * 2
+                count += 1
+                after = count * 2
+                if before.item() < after.item():
+                    parameter.sub_(parameter.grad, alpha=group["lr"])
+                if after.item() > 6:
+                    parameter.mul_(0.9)
+
+
+def test_a_decision_on_state_as_it_was_before_it_is_written():
+    check(made(Lags, lr=0.1), steps=6)
+
+
 class Kept(optim.SGD):
     """Removes what it kept."""
 

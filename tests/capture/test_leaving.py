@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import copy
 import io
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -348,6 +350,34 @@ def test_what_is_typed_in_is_the_users_too():
     lines = "def loss(model, x):\n    value = square(model, x)\n    kept.append(value.detach())\n    words.append('a')\n    return value"
     exec(compile(lines, "<stdin>", "exec"), names)
     check(lambda: (names["kept"].clear() or names["words"].clear() or Net(), names["loss"], [names["kept"], names["words"]]))
+
+
+CELLS = """
+class Kept:
+    def __init__(self):
+        self.losses, self.total = [], 0.0
+
+def loss(model, x):
+    value = square(model, x)
+    kept.losses.append(value.item())
+    kept.total += value.item()
+    return value
+"""
+
+
+@pytest.mark.parametrize("file", [None, "<stdin>"])
+def test_objects_of_classes_that_lie_in_no_file_are_the_users(file, monkeypatch):
+    """Those of a notebook's cells, and of what Python is given to read."""
+
+    def make() -> Any:
+        cells.kept = cells.Kept()
+        return Net(), cells.loss, vars(cells.kept)
+
+    cells: Any = types.ModuleType("cells")
+    vars(cells).update({"square": square} | ({"__file__": file} if file else {}))
+    exec(compile(CELLS, "cell.py", "exec"), vars(cells))
+    monkeypatch.setitem(sys.modules, "cells", cells)
+    check(make)
 
 
 def test_a_memo_is_filled_once():

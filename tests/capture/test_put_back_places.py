@@ -108,7 +108,7 @@ def test_a_place_that_only_an_objects_method_names_is_put_back():
 
 def test_what_a_class_of_another_language_keeps_is_left_to_it(monkeypatch):
     """Nothing can be put into such a class. torch's own is one, taken here for the user's."""
-    monkeypatch.setattr(surroundings, "is_library", lambda file: False)
+    monkeypatch.setattr(surroundings, "is_written_by_user", lambda cls: True)
     assert isinstance(vars(torch.FloatTensor)["__annotations__"], dict)
     assert surroundings.containers_of_class(torch.FloatTensor) == []
     assert "kept" in surroundings.containers_of_class(KeepsInAClass)

@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 import lowtide
 from lowtide.capture.difference import difference
 from lowtide.errors import CaptureError
-from tests.captures import captured
+from tests.captures import X, captured
 from tests.refusals import refused, square
 from tests.training import Settings as Plain
 from tests.training import eager_step
@@ -54,6 +54,29 @@ def test_a_hyper_parameter_that_escapes_is_seen_where_the_last_program_alone_is_
         contextlib.nullcontext() if rule is not math.sqrt else pytest.raises(CaptureError, match="turns a hyper-parameter into a constant")
     ):
         captured(optimizer=lambda parameters, lr: Own(parameters, lr, rule), latest=True)
+
+
+class Torchs(Own):
+    """Passes for one of torch's, of which one parameter of each kind is looked at; only biases escape."""
+
+    __module__ = "torch.optim.torchs"
+    updates = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            lr = self.param_groups[0]["lr"]
+            parameter.sub_(parameter.grad * (self.rule(lr) if parameter.dim() == 1 else lr))
+            Torchs.updates += 1
+
+
+@pytest.mark.parametrize(("rule", "updates"), [(math.sqrt, None), (lambda lr: lr, 8 + 2 * 2)])
+def test_of_torchs_optimizers_a_parameter_of_each_kind_is_looked_at(rule, updates):
+    model = nn.Sequential(*(nn.Linear(X.shape[1], X.shape[1]) for _ in range(4)))
+    Torchs.updates = 0
+    with contextlib.nullcontext() if updates else pytest.raises(CaptureError, match="turns a hyper-parameter into a constant"):
+        captured(model, optimizer=lambda parameters, lr: Torchs(parameters, lr, rule))
+        assert Torchs.updates == updates
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam, optim.Adagrad])

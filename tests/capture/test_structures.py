@@ -60,6 +60,13 @@ class Slotted:
         self.one = one
 
 
+class Hidden:
+    __slots__ = ("__value",)  # which Python keeps under another name
+
+    def __init__(self, value: Any) -> None:
+        self.__value = value
+
+
 class Registered:
     """Opened as torch's registry says; its attributes alone would not do."""
 
@@ -87,7 +94,7 @@ def record(value: Any) -> Record:
 CONTAINERS: list[Callable[[Any], Any]] = [
     lambda x: [x, 1], lambda x: (x, None), lambda x: {"x": x, 2: "two"}, lambda x: Pair(x, 0.5), record, Sealed, Bag, Slotted, Registered,
     lambda x: collections.OrderedDict(b=x, a=1), lambda x: collections.defaultdict(list, x=x), lambda x: collections.deque([x, 7], 4),
-    lambda x: collections.UserDict(x=x), lambda x: Named("n", x=x), lambda x: types.SimpleNamespace(x=x, n=1),
+    lambda x: collections.UserDict(x=x), lambda x: Named("n", x=x), lambda x: types.SimpleNamespace(x=x, n=1), Hidden,
 ]  # fmt: skip
 nests = st.recursive(
     st.sampled_from(["x", "y", "shared"]), lambda inner: st.tuples(st.sampled_from(range(len(CONTAINERS))), inner), max_leaves=8
@@ -129,6 +136,7 @@ def assert_same(one: Any, two: Any) -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example([(15, "x")])
 @given(st.lists(nests, min_size=1, max_size=4))
 def test_results_are_eagers_whatever_they_are(shapes):
     model = Makes(shapes)

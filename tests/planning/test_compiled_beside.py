@@ -28,3 +28,22 @@ def test_calls_that_are_refused_start_no_more_than_one(monkeypatch: pytest.Monke
     warm_up.compile_ahead(Auto(), limited=True)
     assert len(begun) == 2
     beside.end()
+
+
+@pytest.mark.parametrize("processors", [1, 2])
+def test_who_waits_hears_when_kernels_are_compiled(
+    processors: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(warm_up, "_BESIDE", warm_up._Beside())
+    monkeypatch.setattr(warm_up, "is_at_hand", lambda _: False)
+    monkeypatch.setattr(warm_up, "can_be_cached", lambda: True)
+    monkeypatch.setattr(warm_up, "processors", lambda: processors)
+    monkeypatch.setattr(warm_up, "_CODE", "input()")
+    warm_up.warm_up_planning(Auto(), limited=True)
+    begun, ended = (record.getMessage() for record in caplog.records)
+    assert "compiles its kernels" in begun
+    assert "has compiled its kernels" in ended
+    caplog.clear()
+    monkeypatch.setattr(warm_up, "is_at_hand", lambda _: True)
+    warm_up.warm_up_planning(Auto(), limited=True)
+    assert not caplog.records

@@ -38,7 +38,7 @@ from lowtide.base.places import ABSENT, Position, attributes, is_slot, put_entry
 from lowtide.capture.care.writes import refuse
 from lowtide.capture.effects.stand_ins import is_stand_in
 from lowtide.capture.results import holds_fakes, is_number
-from lowtide.capture.sources import is_library, users_line
+from lowtide.capture.sources import is_written_by_user, users_line
 from lowtide.errors import CaptureError
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -320,23 +320,6 @@ class ClassNumbers:
 def counts(old: Any, new: Any) -> bool:
     """Whether a number has become another, as counts do; a flag or a text may settle."""
     return {type(old), type(new)} <= {int, float}
-
-
-def users_bases(cls: type) -> Iterator[type]:
-    """A class, and those that it derives from, but for libraries' own."""
-    for base in cls.__mro__:
-        file = getattr(sys.modules.get(base.__module__), "__file__", None)
-        if base not in (object, type) and not (isinstance(file, str) and is_library(file)):
-            yield base
-
-
-def is_written_by_user(item: Any) -> bool:
-    """Whether a module, or the module of a class or function, is no library's and not Python's own."""
-    module = item if isinstance(item, types.ModuleType) else sys.modules.get(item.__module__)
-    if module is None or module.__name__ in sys.builtin_module_names:
-        return False
-    file = getattr(module, "__file__", None)
-    return not (isinstance(file, str) and is_library(file))
 
 
 def _numbers_of(cls: type) -> dict[str, Any]:

@@ -29,10 +29,8 @@ from lowtide.capture.care.contents import (
     ClassNumbers,
     WrittenAttributes,
     counts,
-    is_written_by_user,
     moves,
     pieces,
-    users_bases,
 )
 from lowtide.capture.care.findings import MOST, Findings
 from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, noted
@@ -40,7 +38,7 @@ from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
 from lowtide.capture.effects.code import IMPORT, assigned, codes, named
 from lowtide.capture.effects.stand_ins import LeavingError
-from lowtide.capture.sources import is_users
+from lowtide.capture.sources import is_users, is_written_by_user
 from lowtide.kernels.optimizers import each_of
 
 _PACKAGE = __name__.partition(".")[0]
@@ -77,7 +75,7 @@ class Follower(Findings):
             table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")
         ]
         for kind in {type(module) for model in models for module in model.modules()}:
-            for base in users_bases(kind):
+            for base in filter(is_written_by_user, kind.__mro__):
                 self._numbers.note(base)
         for root in (*functions, *tables):
             self._follow(root) if callable(root) else self._follow_code(root)
@@ -250,7 +248,7 @@ class Follower(Findings):
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
         """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
-        for base in (*users_bases(cls), *users_bases(type(cls))):
+        for base in (base for kind in (cls, type(cls)) for base in kind.__mro__ if is_written_by_user(base)):
             self._numbers.note(base)
             for name, function in list(vars(base).items()):
                 if all_functions or name.startswith("__"):

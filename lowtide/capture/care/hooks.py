@@ -25,11 +25,12 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.messages import warn
+from lowtide.capture.care.snapshots import ModuleSnapshot
 from lowtide.capture.care.turns import all_replaced, for_this_thread, placed, replaced, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.outputs import noted
 from lowtide.capture.effects.stand_ins import LeavingError
-from lowtide.capture.fakes import FakeModel, ModuleTensors
+from lowtide.capture.fakes import FakeModel
 from lowtide.capture.sources import Sources, is_torchs, is_users, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -43,9 +44,9 @@ _CALLS = ("_call_impl", "_get_backward_hooks", "_get_backward_pre_hooks")
 
 
 @contextmanager
-def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, module_tensors: ModuleTensors) -> Iterator[None]:
+def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, modules: list[ModuleSnapshot]) -> Iterator[None]:
     """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules are as before afterwards."""
-    watch = _Watch(draft, module_tensors, fakes)
+    watch = _Watch(draft, modules, fakes)
     tables = [(module.__dict__[name], name) for module in model.modules() for name in _NAMES]
     for real, fake in fakes.parameters.items():
         for hook in (real._backward_hooks or {}).values() if fake.requires_grad else ():
@@ -71,8 +72,8 @@ def _around_all(name: str) -> dict[int, Hook]:
 class _Watch:
     """Runs hooks and refuses those whose effect is not to be seen."""
 
-    def __init__(self, draft: Draft, module_tensors: ModuleTensors, fakes: FakeModel) -> None:
-        self.draft, self.module_tensors, self.fakes = draft, module_tensors, fakes
+    def __init__(self, draft: Draft, modules: list[ModuleSnapshot], fakes: FakeModel) -> None:
+        self.draft, self.modules, self.fakes = draft, modules, fakes
 
     def of(self, hook: Hook, what: str) -> Hook:
         """The hook, watched; `what` it is a hook on."""
@@ -128,7 +129,7 @@ class _Watch:
         """
         gradients = [fake.grad for fake in self.fakes.parameters.values()]
         writes = sum(bool(node.writes) for node in self.draft.nodes)
-        rebound = [(slot, id(tensor)) for slot, tensor in self.module_tensors.rebound()]
+        rebound = [(slot, id(tensor)) for each in self.modules for slot, tensor in each.rebound()]
         return [(id(each), each._version) for each in (*given, *gradients) if each is not None], writes, rebound, noted()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lowtide.base.places import ABSENT, EVERYTHING
+from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
 CALL_BEFORE = "call it once before the step, with the same arguments: what it remembers then is found by each step"
@@ -50,10 +51,12 @@ def lies_in_array(tensor: torch.Tensor) -> bool:
     return (follower := listener.get()) is not None and follower.lies_in_array(tensor)
 
 
-def refuse_remembered(tensor: torch.Tensor, line: str) -> None:
+def refuse_remembered(tensor: torch.Tensor, operator: str) -> None:
     """Raise CaptureError where a function that remembers its answers has given a tensor that is written now: each step would write anew."""
     if (follower := listener.get()) is not None and (name := follower.remembering.with_memory(tensor)):
-        raise CaptureError(f"{line} writes into what {name} remembers: write into a copy (`.clone()`), or {CALL_BEFORE}")
+        raise CaptureError(
+            f"operator {operator} at {users_line()} writes into what {name} remembers: write into a copy (`.clone()`), or {CALL_BEFORE}"
+        )
 
 
 def reaches(item: Any) -> bool:

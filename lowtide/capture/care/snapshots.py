@@ -23,17 +23,18 @@ from lowtide.capture.draft import Draft
 from lowtide.capture.effects.outputs import is_followed
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.results import holds_fakes, is_number
-from lowtide.ir.graph import Kind, Value
+from lowtide.ir.graph import Kind, Slot, Value
 from lowtide.ir.operators.nodes import is_random
 
 _CONTAINERS = (list, dict, set, OrderedDict)
 
 
 class ModuleSnapshot:
-    """A module's attributes and containers."""
+    """A module's attributes and containers, and what the program finds there: the same with fakes in their places."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.attributes = module, dict(module.__dict__)
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module, self.attributes = path, module, dict(module.__dict__)
+        self.name = path or type(module).__name__
         tables = module._parameters, module._buffers, module._modules
         self.containers = {
             name: copy.copy(item)
@@ -41,29 +42,41 @@ class ModuleSnapshot:
             if type(item) in _CONTAINERS and not any(item is table for table in tables)
         }
 
+    def begin(self) -> None:
+        """Fakes are in their places: the program begins."""
+        self.swapped, self.buffers = dict(self.module.__dict__), dict(self.module._buffers)
+
+    def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Where the program has put another tensor, parameters aside, and that tensor."""
+        prefix = f"{self.path}." if self.path else ""
+        for table, old, now in (("buffer", self.buffers, self.module._buffers), ("attribute", self.swapped, self.module.__dict__)):
+            for name, item in now.items():
+                if isinstance(item, torch.Tensor) and item is not old.get(name):
+                    yield Slot(table, (f"{prefix}{name}",)), item
+
     def restore(self) -> None:
         """Put back what containers hold, which all threads find."""
         for name, items in self.containers.items():
             put_back(self.attributes[name], pieces(items))
 
-    def refuse_changes(self, path: str, reads: AttributeReads, following: Callable[[], OfCall] | None, swapped: dict[str, Any]) -> None:
+    def refuse_changes(self, reads: AttributeReads, following: Callable[[], OfCall] | None) -> None:
         """Raise CaptureError for what a captured step would not change, unless it is a tensor now: those are part of the graph.
 
-        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. `swapped`
-        are the attributes with the model's fakes in their places. Numbers and texts may settle: that shows in a further capture.
+        A table may gain tensors that follow from nothing of the call, where that can be told: by what `following` gives. Numbers and
+        texts may settle: that shows in a further capture.
         """
-        memos = [memo.place.name for memo in reads.memos_of(path, self.module)]
+        memos = [memo.place.name for memo in reads.memos_of(self.name, self.module)]
         gone = (name for name in self._gone() if name not in memos)
-        for name in (*self._counted(following, swapped, [*reads.put(self.module), *memos]), *gone, *self._rested_on(reads, memos)):
-            raise LeavingError(refusal(path, name))
+        for name in (*self._counted(following, [*reads.put(self.module), *memos]), *gone, *self._rested_on(reads, memos)):
+            raise LeavingError(refusal(self.name, name))
 
-    def _counted(self, following: Callable[[], OfCall] | None, swapped: dict[str, Any], put: list[str]) -> Iterator[str]:
+    def _counted(self, following: Callable[[], OfCall] | None, put: list[str]) -> Iterator[str]:
         """Numbers and containers that hold other things than before, and tensors that are gone."""
         for name in {**self.attributes, **self.module.__dict__}:
             old, new = self.attributes.get(name), self.module.__dict__.get(name)
             if is_number(old):  # it stands for one that each step goes on with
                 continue
-            own = swapped.get(name)  # a container of the same things is still that: `module.to(dtype)` makes such lists anew
+            own = self.swapped.get(name)  # a container of the same things is still that: `module.to(dtype)` makes such lists anew
             still = new is own or (type(new) is type(own) and type(new) in _CONTAINERS and _same_items(new, own))
             if not still and holds_fakes(new) and not isinstance(new, torch.Tensor):
                 if not is_followed():

@@ -26,7 +26,7 @@ from lowtide.capture.care.instances import IMMUTABLE
 from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import codes, rewrite
 from lowtide.capture.effects.stand_ins import is_stand_in
-from lowtide.capture.sources import is_library, is_users
+from lowtide.capture.sources import is_users, is_written_by_user
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.kernels.optimizers import each_of
@@ -93,8 +93,7 @@ def numbers_of_class(cls: type) -> list[str]:
 
 
 def _own(cls: type) -> Mapping[str, Any]:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return {} if cls.__flags__ & IMMUTABLE or is_library(file) else vars(cls)
+    return vars(cls) if is_written_by_user(cls) and not cls.__flags__ & IMMUTABLE else {}
 
 
 def _found(roots: list[Any], given: set[int], seen: set[int], undo: Callable[[Undo], None] | None) -> list[Undo]:
@@ -138,8 +137,7 @@ def called_by(item: Any) -> tuple[Any, ...] | None:
 
 def is_of_users(item: Any) -> bool:
     """Whether an object's class was written by the user, or is Python's to be derived from."""
-    file = getattr(sys.modules.get(type(item).__module__), "__file__", None)
-    return type(item) in (collections.UserDict, collections.UserList) or (isinstance(file, str) and not is_library(file))
+    return type(item) in (collections.UserDict, collections.UserList) or is_written_by_user(type(item))
 
 
 def _held(item: Any) -> list[Any]:
@@ -174,7 +172,7 @@ def _put_back_names(table: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def is_users_module(item: Any) -> bool:
-    return isinstance(item, types.ModuleType) and not is_library(getattr(item, "__file__", None) or "<")
+    return isinstance(item, types.ModuleType) and is_written_by_user(item)
 
 
 def names_in(code: types.CodeType) -> set[str]:

@@ -2,7 +2,8 @@
 
 A program may branch on a number that follows from the batch, from buffers or from constants: `if labels.max() >= vocab`. What leads from
 those to the number is kept as a chain of steps, and the number itself as the outcome for which the captured program is the right one.
-`Facts` computes outcomes from what the caller holds at one moment, each once, however many programs ask for it.
+`Facts` computes outcomes from what the caller holds at one moment, each once, however many programs ask for it. What an optimizer decides
+on numbers is computed by the same steps (`capture/optimizers/derived_numbers.py`).
 
 `Reader` notes them during a capture. What is read must follow from what is there before the step begins: the batch, buffers, constants,
 parameters that are not trained. Then it is computed on the example by the very operators that were recorded, and becomes a `Reading`: at
@@ -37,20 +38,38 @@ from lowtide.ir.operators.row import ITEM
 from lowtide.ir.sizes import Size
 
 SizeAt: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at hand
+Read: TypeAlias = "Callable[[Any], Any]"  # what a slot holds, or what is given at a position
+FactStep: TypeAlias = "SlotLeaf | NumberLeaf | OperatorCall | Item"  # `key` is the same for what gives the same
 _BEFORE_THE_STEP = frozenset({Kind.INPUT, Kind.CONSTANT, Kind.BUFFER})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SlotLeaf:
-    """What the caller keeps at a slot, or a tensor that the program closes over. `key` is the same for what is the same."""
+    """What the caller keeps at a slot, or a tensor that the program closes over."""
 
     key: str
     slot: Slot
     constant: torch.Tensor | None = None
     trained: bool = False  # a parameter that each step changes
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: SizeAt) -> Any:
+    def run(self, known: Mapping[str, Any], read: Read, number: SizeAt) -> Any:
         return read(self.slot) if self.constant is None else self.constant
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLeaf:
+    """A number that is given at a position, as a tensor that nothing else holds; of the dtype "scalar" as it is."""
+
+    at: int
+    dtype: str
+    shape: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        return f"number {self.at}: {self.dtype}{self.shape}"
+
+    def run(self, known: Mapping[str, Any], read: Read, number: SizeAt) -> Any:
+        return read(self.at) if self.dtype == "scalar" else torch.full(self.shape, read(self.at), dtype=getattr(torch, self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +81,16 @@ class Ref:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OperatorCall:
-    """An operator on the results of earlier steps, which stand as `Ref` among its arguments."""
+    """An operator, or a function of numbers, on the results of earlier steps, which stand as `Ref` among its arguments."""
 
     key: str
-    op: OpOverload
+    op: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: SizeAt) -> Any:
-        given = [_filled(arg, known, number) for arg in self.args]
-        return self.op(*given, **{name: _filled(arg, known, number) for name, arg in self.kwargs})
+    def run(self, known: Mapping[str, Any], read: Read, number: SizeAt) -> Any:
+        given = [filled(arg, known, number) for arg in self.args]
+        return self.op(*given, **{name: filled(arg, known, number) for name, arg in self.kwargs})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,11 +101,8 @@ class Item:
     of: str
     index: int
 
-    def run(self, known: Mapping[str, Any], read: Callable[[Slot], Any], number: SizeAt) -> Any:
+    def run(self, known: Mapping[str, Any], read: Read, number: SizeAt) -> Any:
         return known[self.of][self.index]
-
-
-FactStep: TypeAlias = "SlotLeaf | OperatorCall | Item"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -145,21 +161,23 @@ def _in_numbers(arg: Any, number: SizeAt) -> Any:
 class Facts:
     """Answers to questions about what slots hold at one moment. Let go of it soon: it holds what it computed."""
 
-    def __init__(self, read: Callable[[Slot], Any], number: SizeAt = int) -> None:
+    def __init__(self, read: Read, number: SizeAt = int) -> None:
         """`number` gives a size that is an expression, where the questions have some."""
         self._read, self._number = read, number
         self._known: dict[str, Any] = {}
         self._outcomes: dict[str, str | None] = {}
 
-    def tensor(self, steps: Iterable[FactStep]) -> Any:
-        """What the last of `steps` gives. Raises whatever an operator raises."""
-        last = ""
+    def known(self, steps: Iterable[FactStep]) -> Mapping[str, Any]:
+        """What these steps give, by key. Raises whatever an operator raises."""
         with _plainly():
             for step in steps:
                 if step.key not in self._known:
                     self._known[step.key] = step.run(self._known, self._read, self._number)
-                last = step.key
-        return self._known[last]
+        return self._known
+
+    def tensor(self, steps: tuple[FactStep, ...]) -> Any:
+        """What the last of them gives."""
+        return self.known(steps)[steps[-1].key]
 
     def outcome(self, question: Question) -> str | None:
         """The answer as text, the same where it is the same to the last bit; None where an operator fails."""
@@ -187,14 +205,15 @@ def outcome_of(kind: str, answer: Any) -> str:
     return repr(answer.tolist() if isinstance(answer, torch.Tensor) else answer)
 
 
-def _filled(arg: Any, known: Mapping[str, Any], number: SizeAt) -> Any:
+def filled(arg: Any, known: Mapping[str, Any], number: SizeAt = int) -> Any:
+    """An argument as the operator takes it, with results in the place of each `Ref`."""
     if isinstance(arg, Ref):
         return known[arg.key]
     if isinstance(arg, sympy.Expr):
         return number(arg)
     if isinstance(arg, torch.device):
         return computing_device(arg)
-    return [_filled(item, known, number) for item in arg] if isinstance(arg, tuple) else arg
+    return [filled(item, known, number) for item in arg] if isinstance(arg, tuple) else arg
 
 
 @contextmanager
@@ -228,8 +247,9 @@ class Reader:
 
         Raises UnreadableError, and what the operator raises on such data.
         """
-        given = (self.steps(draft, value) for value in Node("", args, (), kwargs).inputs)
-        return self._ask(joined((*given, (self._own(op, args, kwargs),))), kind, calls.name_of(op))
+        node = Node(calls.name_of(op), args, (), kwargs)
+        given = [self.steps(draft, value) for value in node.inputs]
+        return self._ask(joined((*given, (step_of(node, self._key),))), kind, node.op)
 
     def later(self, draft: Draft, value: Value) -> tuple[Callable[[], Any], Callable[[str, int], bool]]:
         """Give the number in a tensor, and how it compares ("gt") with another one: no facts before they are asked for.
@@ -241,11 +261,11 @@ class Reader:
             raise UnreadableError("parameters, which the training changes")
 
         def ask(steps: tuple[FactStep, ...]) -> Any:
-            op = torch.ops.aten._local_scalar_dense.default
-            return self._ask((*steps, self._step(op, (Ref(steps[-1].key),), ())), "number", calls.name_of(op))
+            op = "aten._local_scalar_dense.default"
+            return self._ask((*steps, called(op, (Ref(steps[-1].key),))), "number", op)
 
         def compare(name: str, other: int) -> bool:
-            return bool(ask((*steps, self._step(calls.resolve(f"aten.{name}.Scalar"), (Ref(steps[-1].key), other), ()))))
+            return bool(ask((*steps, called(f"aten.{name}.Scalar", (Ref(steps[-1].key), other)))))
 
         return lambda: ask(steps), compare
 
@@ -259,8 +279,8 @@ class Reader:
         """A value of zeros that looks like another one: stands for what no answer depends on, and takes no memory."""
         options = (("dtype", getattr(torch, value.dtype)), ("device", torch.device(value.storage.device)))
         twin = Value(value.name, value.storage, value.dtype, value.shape, value.stride, value.offset, value.version)
-        zero = self._step(torch.ops.aten.full.default, ((), 0), options)
-        self._steps[twin] = (zero, self._step(torch.ops.aten.expand.default, (Ref(zero.key), value.shape), ()))
+        zero = called("aten.full.default", ((), 0), *options)
+        self._steps[twin] = (zero, called("aten.expand.default", (Ref(zero.key), value.shape)))
         return twin
 
     def close(self) -> None:
@@ -325,28 +345,40 @@ class Reader:
         return (SlotLeaf(str(slot), slot, trained=trained),)
 
     def _made_by(self, node: Node, value: Value) -> tuple[FactStep, ...]:
-        op = calls.resolve(node.op)
-        call = self._own(op, node.args, node.kwargs)
-        own: tuple[FactStep, ...] = (call,)
-        if len(op._schema.returns) != 1 or isinstance(op._schema.returns[0].type, torch.ListType):
-            index = next(at for at, output in enumerate(node.outputs) if output is value)
-            own = (call, Item(f"{call.key}[{index}]", call.key, index))
-        return joined((*(self._steps[each] for each in node.inputs), own))
+        call = step_of(node, self._key)
+        return joined((*(self._steps[each] for each in node.inputs), (call, result_of(call, node, value))))
 
-    def _own(self, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> OperatorCall:
-        return self._step(op, tuple(map(self._argument, args)), tuple((name, self._argument(arg)) for name, arg in kwargs))
+    def _key(self, value: Value) -> str:
+        return self._steps[value][-1].key
 
-    def _step(self, op: OpOverload, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> OperatorCall:
-        """The step that calls an operator. Its key is a digest of all that leads to it."""
-        text = f"{calls.name_of(op)}{given!r}{named!r}"
-        return OperatorCall(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), op, given, named)
 
-    def _argument(self, arg: Arg) -> Any:
+def step_of(node: Node, key: Callable[[Value], str], function: Callable[..., Any] | None = None) -> OperatorCall:
+    """The step that does what a node does. `key` gives the key of the step that leads to a value."""
+
+    def written(arg: Arg) -> Any:
         if isinstance(arg, Value):
-            return Ref(self._steps[arg][-1].key)
+            return Ref(key(arg))
         if isinstance(arg, Atom):
             return torchs(arg)
-        return tuple(self._argument(item) for item in arg) if isinstance(arg, tuple) else arg
+        return tuple(map(written, arg)) if isinstance(arg, tuple) else arg
+
+    given = tuple(map(written, node.args))
+    return called(node.op, given, *((name, written(arg)) for name, arg in node.kwargs), function=function)
+
+
+def called(name: str, args: tuple[Any, ...], *kwargs: tuple[str, Any], function: Callable[..., Any] | None = None) -> OperatorCall:
+    """The step that calls the operator of a name, or a function. Its key is a digest of all that leads to it."""
+    key = hashlib.blake2b(f"{name}{args!r}{kwargs!r}".encode(), digest_size=16).hexdigest()
+    return OperatorCall(key, function or calls.resolve(name), args, kwargs)
+
+
+def result_of(call: OperatorCall, node: Node, value: Value) -> FactStep:
+    """The step that gives one of a node's outputs: the node's call, or what takes one out of several results."""
+    returns = call.op._schema.returns if isinstance(call.op, OpOverload) else ()
+    if not returns or (len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)):
+        return call
+    index = next(at for at, output in enumerate(node.outputs) if output is value)
+    return Item(f"{call.key}[{index}]", call.key, index)
 
 
 def joined(chains: Iterable[tuple[FactStep, ...]]) -> tuple[FactStep, ...]:

@@ -17,7 +17,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,12 +25,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.kernels import COMPILING
-from lowtide.capture import calls
-from lowtide.capture.calls import torchs
 from lowtide.capture.care.turns import all_replaced
+from lowtide.capture.data.facts import Facts, FactStep, NumberLeaf, Ref, called, filled, result_of, step_of
 from lowtide.errors import StepError
-from lowtide.ir.graph import Arg, Atom, Node, Slot, Value, arguments, with_values
-from lowtide.ir.operators.nodes import is_random
+from lowtide.ir.graph import Arg, Node, Slot, Value, with_values
+from lowtide.ir.operators.nodes import is_arithmetic, is_random
 from lowtide.ir.operators.row import ARITHMETIC, MATH_FUNCTIONS
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -43,9 +42,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"neg": operator.neg, "abs": abs, "m
 _MATH: dict[str, Callable[..., Any]] = {name: getattr(math, name) for name in sorted(MATH_FUNCTIONS)}
 
 
-def compute(op: str, operands: Sequence[Any]) -> Any:
-    """What recorded arithmetic comes to."""
-    return (NUMBER_OPERATIONS.get(op) or _FUNCTIONS.get(op) or _MATH[op.removeprefix("math_")])(*operands)
+def _function_of(node: Node) -> Callable[..., Any] | None:
+    """What Python computes recorded arithmetic by; None for operators."""
+    if not is_arithmetic(node):
+        return None
+    name = node.op.removeprefix(ARITHMETIC)
+    return NUMBER_OPERATIONS.get(name) or _FUNCTIONS.get(name) or _MATH[name.removeprefix("math_")]
 
 
 @contextmanager
@@ -81,48 +83,18 @@ class UnmadeNumberError(UnknownNumberError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Placeholder:
-    """Stands in a formula for the thing of this number: first its roots, then what its lines make."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """How a root's content is made into what the first line reads: a tensor of one element, or the number itself."""
-
-    dtype: str
-    shape: tuple[Any, ...]
-
-    def of(self, content: Any) -> Any:
-        if self.dtype == "scalar":
-            return content
-        return torch.full(self.shape, content, dtype=getattr(torch, self.dtype))
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    op: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    outputs: int
-
-
-@dataclass(frozen=True, slots=True)
 class Formula:
     """What to compute from the contents of some slots. Equal formulas compare equal: one is written for all parameters."""
 
-    roots: tuple[_Look, ...]
-    lines: tuple[_Line, ...]
-    results: tuple[Any, ...]
+    roots: tuple[NumberLeaf, ...]
+    results: tuple[Any, ...]  # what is computed stands as `Ref`, whose key says how
+    steps: tuple[FactStep, ...] = field(compare=False)
 
     def __call__(self, contents: Sequence[Any]) -> tuple[Any, ...]:
         """The results. Works on copies: nothing that the caller holds is written."""
-        with _disable_current_modes(), torch.no_grad():
-            things = [layout.of(content) for layout, content in zip(self.roots, contents, strict=True)]
-            for line in self.lines:
-                things.extend(_run(line, things))
-            return tuple(_filled(result, things) for result in self.results)
+        with _disable_current_modes():
+            known = Facts(contents.__getitem__).known((*self.roots, *self.steps))
+            return tuple(filled(result, known) for result in self.results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +114,11 @@ class Branch:
             return all(bool(COMPARISONS[self.compare](*both)) is self.outcome for both in results)
         except (ArithmeticError, TypeError, ValueError, RuntimeError, StepError):
             return False
+
+
+def _written(tensor: torch.Tensor, call: object) -> torch.Tensor:
+    """A tensor, once a call has written it."""
+    return tensor
 
 
 class DerivedNumbers:
@@ -165,19 +142,17 @@ class DerivedNumbers:
     def formula(self, wanted: Sequence[Arg]) -> tuple[Formula, list[tuple[Value, Slot]]]:
         """How these follow from the contents of slots. Raises Unknown where one does not."""
         slots = dict(self._inputs())
-        needed, roots = self._slice([value for value in wanted if isinstance(value, Value)], slots)
-        placeholders = {value: _Placeholder(number) for number, value in enumerate(roots)}
-        lines: list[_Line] = []
+        needed, inputs = self._slice([value for value in wanted if isinstance(value, Value)], slots)
+        roots = tuple(NumberLeaf(at, value.dtype, value.shape) for at, value in enumerate(inputs))
+        keys, steps = {value: root.key for value, root in zip(inputs, roots, strict=True)}, list[FactStep]()
         for node in needed:
-            given = arguments(node, placeholders.__getitem__)
-            for output in node.outputs:
-                if output is not None:
-                    placeholders[output] = _Placeholder(len(roots) + sum(line.outputs for line in lines) + node.outputs.index(output))
-            placeholders.update({after: placeholders[before] for before, after in node.writes})
-            lines.append(_Line(node.op, given["args"], given["kwargs"], len(node.outputs)))
-        layouts = tuple(_Look(value.dtype, value.shape) for value in roots)
-        results = with_values(tuple(wanted), placeholders.__getitem__)
-        return Formula(layouts, tuple(lines), results), [(value, slots[value]) for value in roots]
+            steps.append(call := step_of(node, keys.__getitem__, _function_of(node)))
+            after_node = {output: result_of(call, node, output) for output in node.outputs if output is not None}
+            after_node |= {after: called("written", (Ref(keys[before]), Ref(call.key)), function=_written) for before, after in node.writes}
+            steps += after_node.values()
+            keys |= {value: step.key for value, step in after_node.items()}
+        results = with_values(tuple(wanted), lambda value: Ref(keys[value]))
+        return Formula(roots, results, tuple(steps)), [(value, slots[value]) for value in inputs]
 
     def _slice(self, wanted: list[Value], slots: Mapping[Value, Slot]) -> tuple[list[Node], list[Value]]:
         """The nodes that make these values, in their order, and the inputs that those read."""
@@ -214,28 +189,8 @@ def content_of(item: Any) -> Any:
     raise UnknownNumberError
 
 
-def _content(item: Any, layout: _Look) -> Any:
+def _content(item: Any, root: NumberLeaf) -> Any:
     tensor = isinstance(item, torch.Tensor)
-    if tensor is (layout.dtype == "scalar") or (
-        tensor and (tuple(item.shape) != layout.shape or str(item.dtype) != f"torch.{layout.dtype}")
-    ):
+    if tensor is (root.dtype == "scalar") or (tensor and (tuple(item.shape) != root.shape or str(item.dtype) != f"torch.{root.dtype}")):
         raise TypeError("a number became a tensor, or a tensor another one")
     return item.item() if tensor else item
-
-
-def _filled(arg: Any, things: Sequence[Any]) -> Any:
-    if isinstance(arg, _Placeholder):
-        return things[arg.number]
-    if isinstance(arg, Atom):
-        return torchs(arg)
-    return [_filled(item, things) for item in arg] if isinstance(arg, tuple) else arg
-
-
-def _run(line: _Line, things: Sequence[Any]) -> list[Any]:
-    args = [_filled(arg, things) for arg in line.args]
-    if line.op.startswith(ARITHMETIC):
-        return [compute(line.op.removeprefix(ARITHMETIC), args)]
-    out = calls.resolve(line.op)(*args, **{key: _filled(arg, things) for key, arg in line.kwargs})
-    if line.outputs == 0:
-        return []
-    return list(out) if line.outputs > 1 else [out]

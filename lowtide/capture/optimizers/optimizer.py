@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,10 +23,9 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
-from lowtide.capture.blocks import geometry
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.derived_numbers import traced_calls
+from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of, traced_calls
 from lowtide.capture.optimizers.scalars import UNKNOWN, Fact, Guard, Scalars, TracedNumber, apply, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
@@ -144,6 +143,7 @@ class Shadow:
     contents: Mapping[int, Any]  # by id of a fake tensor of one element: the number in it, where that is known
     beside: int = 0  # entries of parameters that are none of the model's, which stay as they are
     single_tensor: bool = False  # whether `foreach` and `fused` are left aside: each parameter by the formulas of one tensor
+    sample: frozenset[torch.Tensor] | None = None  # the only parameters that it updates; all where None
 
     @classmethod
     def of(
@@ -171,6 +171,27 @@ class Shadow:
             state[parameter] = {key: _fake_state(item, draft, names[parameter], key, device) for key, item in entries.items()}
             contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
         return cls(optimizer, names, fakes, state, {}, contents, beside)
+
+    def sampled(self) -> Shadow:
+        """With one parameter of each kind, where the optimizer is torch's own, which treats all of a kind alike; else itself."""
+        if not all(type(each).__module__.startswith("torch.optim.") for each in each_of(self.optimizer)):
+            return self
+        kinds: dict[Any, torch.Tensor] = {}
+        for index, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                if not _is_beside(parameter, self.names):
+                    kinds.setdefault((index, *self._kind(parameter)), parameter)
+        sample = frozenset(kinds.values())
+        return replace(self, sample=sample, state={each: entries for each, entries in self.state.items() if each in sample})
+
+    def _kind(self, parameter: torch.Tensor) -> Iterator[Any]:
+        """What torch's optimizers look at before they decide."""
+        fake = self.fakes[parameter]
+        yield from (fake.dtype, fake.device, fake.layout, fake.dim(), min(fake.numel(), 2), fake.requires_grad, fake.grad is None)
+        for key, item in self.state.get(parameter, {}).items():
+            yield key, type(item), item.dtype if isinstance(item, torch.Tensor) else None
+            with suppress(UnknownNumberError):
+                yield content_of(self.contents.get(id(item), item))
 
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
@@ -210,7 +231,8 @@ class Shadow:
         changed = {key: item for (where, key), item in self.settings.items() if where == index}
         for key, item in {**self.optimizer.param_groups[index], **changed}.items():
             if key == "params":
-                group[key] = [self.fakes[parameter] for parameter in item if not _is_beside(parameter, self.names)]
+                updated = item if self.sample is None else filter(self.sample.__contains__, item)
+                group[key] = [self.fakes[parameter] for parameter in updated if not _is_beside(parameter, self.names)]
             elif self.single_tensor and key in ("foreach", "fused"):
                 group[key] = False
             elif key == "initial_lr":  # a scheduler's note to itself
@@ -353,24 +375,3 @@ def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, An
     for name, item in twin.__dict__.items():
         if (name not in before or item is not before[name]) and name != _CHECKED:
             raise CaptureError(f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`")
-
-
-def same_program(one: Draft, two: Draft) -> bool:
-    """Whether two recordings of a step differ in nothing but their stand-in numbers: then no hyper-parameter escaped the trace."""
-    if len(one.nodes) != len(two.nodes) or len(one.constants) != len(two.constants) or not all(map(_alike, one.nodes, two.nodes)):
-        return False
-    pairs = zip(one.constants, two.constants, strict=True)
-    return all(a is b or (isinstance(a, torch.Tensor) and geometry(a) == geometry(b) and torch.equal(a, b)) for a, b in pairs)
-
-
-def _alike(one: Any, two: Any) -> bool:
-    return one is two or (
-        one.op == two.op and _shape_of(one.args) == _shape_of(two.args) and _shape_of(one.kwargs) == _shape_of(two.kwargs)
-    )
-
-
-def _shape_of(arg: Any) -> Any:
-    """An argument with values by name, so that two recordings can be compared; repr tells 0.0 from -0.0 and nan equals itself."""
-    if isinstance(arg, Value):
-        return arg.name
-    return tuple(_shape_of(item) for item in arg) if isinstance(arg, tuple) else repr(arg)
