@@ -258,9 +258,13 @@ class Variant:
 
     def _call(self, inputs: Sequence[Any], arena: Arena | None) -> GraphedCall:
         run = (lambda call: call()) if arena is None else partial(self._served, arena)
-        prepared = lambda: (self.capturable, None if self.capturable.refusal else self.number_copies)  # noqa: E731
-        makes_bytes = lambda: self.plan.peak_bytes - self.plan.resident_bytes  # noqa: E731
-        return GraphedCall((self.program, self.shape), self.program, prepared, inputs, run, arena, makes_bytes, self._place)
+        return GraphedCall((self.program, self.shape), self.program, self._prepared, inputs, run, arena, self._makes_bytes, self._place)
+
+    def _prepared(self) -> tuple[Capturable, NumberCopies | None]:
+        return self.capturable, None if self.capturable.refusal else self.number_copies
+
+    def _makes_bytes(self) -> int:
+        return self.plan.peak_bytes - self.plan.resident_bytes
 
     def _place(self, error: BaseException) -> str:
         """The operator of a failed capture, and where it stands in the caller's program; "" for none."""

@@ -113,10 +113,16 @@ def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
     yield from ((owner, name, _sized) for owner, names in _OF_SIZES.items() for name in names)
     for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
-        answer: Callable[..., Any] = lambda plain, item: NumberExpression(plain, (item,), bool)  # noqa: E731
-        by_program: Callable[..., Any] = lambda plain, *args, op=f"math_{name}": in_program(op, *args)  # noqa: E731
-        compute = answer if name in _YES_OR_NO else whole if name in _WHOLE else by_program
+        compute = _answer if name in _YES_OR_NO else whole if name in _WHOLE else functools.partial(_by_program, f"math_{name}")
         yield math, name, functools.partial(_computed, compute)
+
+
+def _answer(plain: Callable[[Any], bool], item: Any) -> NumberExpression:
+    return NumberExpression(plain, (item,), bool)
+
+
+def _by_program(op: str, plain: Callable[..., Any], *args: Any) -> Any:
+    return in_program(op, *args)
 
 
 def _sized(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
