@@ -48,6 +48,7 @@ from lowtide.ir import tree
 from lowtide.ir.graph import Kind
 
 _SEEDS = 1, 2  # of the numbers that stand for an optimizer's settings
+_checked: set[tuple[Any, ...]] = set()  # kinds of parameters and settings, of which no number escapes torch's optimizers
 
 
 @tree.open_with
@@ -331,15 +332,25 @@ def _optimizer_step(trace: Trace, shadow: Shadow, result: Any, *, checked: bool 
 
 
 def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
-    """Raise CaptureError where two recordings with other stand-in numbers differ, of one parameter of a kind where that tells as much."""
-    sample = shadow.sampled()
-    one = whole if sample is shadow else _recorded_update(trace, sample, _SEEDS[0])[0]
-    two = _recorded_update(trace, sample, _SEEDS[1])[0]
+    """Raise CaptureError where two recordings with other stand-in numbers differ.
+
+    Of an optimizer of torch's one parameter of each kind tells as much as all, and as much as another capture has seen of the same.
+    """
+    one, update = whole, shadow
+    if (kinds := shadow.kinds()) is not None:
+        seen = (*shadow.manner(), *kinds)
+        if seen in _checked and trace.sharded is None:
+            return
+        update = shadow.sampled(frozenset(kinds.values()))
+        one = _recorded_update(trace, update, _SEEDS[0])[0]
+    two = _recorded_update(trace, update, _SEEDS[1])[0]
     if not is_same(one.draft, two.draft):
         raise CaptureError(
             f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so "
             "later changes of it would go unseen: it cannot be captured"
         )
+    if kinds is not None:
+        _checked.add(seen)
     for each in {one, two} - {whole}:
         each.draft.let_go()
 

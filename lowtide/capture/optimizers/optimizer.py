@@ -172,17 +172,16 @@ class Shadow:
             contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
         return cls(optimizer, names, fakes, state, {}, contents, beside)
 
-    def sampled(self) -> Shadow:
-        """With one parameter of each kind, where the optimizer is torch's own, which treats all of a kind alike; else itself."""
+    def kinds(self) -> dict[Any, torch.Tensor] | None:
+        """A parameter of each kind, where the optimizer is torch's own, which treats all of a kind alike; else None."""
         if not all(type(each).__module__.startswith("torch.optim.") for each in each_of(self.optimizer)):
-            return self
+            return None
         kinds: dict[Any, torch.Tensor] = {}
         for index, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
                 if not _is_beside(parameter, self.names):
                     kinds.setdefault((index, *self._kind(parameter)), parameter)
-        sample = frozenset(kinds.values())
-        return replace(self, sample=sample, state={each: entries for each, entries in self.state.items() if each in sample})
+        return kinds
 
     def _kind(self, parameter: torch.Tensor) -> Iterator[Any]:
         """What torch's optimizers look at before they decide."""
@@ -192,6 +191,21 @@ class Shadow:
             yield key, type(item), item.dtype if isinstance(item, torch.Tensor) else None
             with suppress(UnknownNumberError):
                 yield content_of(self.contents.get(id(item), item))
+
+    def manner(self) -> tuple[Any, ...]:
+        """What decides beside that: the classes, and what is set."""
+        groups = ({**group, **self.settings_of(index)} for index, group in enumerate(self.optimizer.param_groups))
+        settings = tuple(tuple((key, _content(item)) for key, item in group.items() if key != "params") for group in groups)
+        classes = tuple((type(each), type(each).step) for each in each_of(self.optimizer))
+        return classes, self.single_tensor, torch.get_default_dtype(), settings
+
+    def settings_of(self, index: int) -> dict[str, Any]:
+        """What a step before has changed in a group."""
+        return {key: item for (where, key), item in self.settings.items() if where == index}
+
+    def sampled(self, sample: frozenset[torch.Tensor]) -> Shadow:
+        """One that updates these parameters alone."""
+        return replace(self, sample=sample, state={each: entries for each, entries in self.state.items() if each in sample})
 
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
@@ -228,8 +242,7 @@ class Shadow:
     def _group(self, index: int, scalars: Scalars) -> dict[str, Any]:
         """A parameter group with fake parameters and traced numbers."""
         group: dict[str, Any] = {}
-        changed = {key: item for (where, key), item in self.settings.items() if where == index}
-        for key, item in {**self.optimizer.param_groups[index], **changed}.items():
+        for key, item in {**self.optimizer.param_groups[index], **self.settings_of(index)}.items():
             if key == "params":
                 updated = item if self.sample is None else filter(self.sample.__contains__, item)
                 group[key] = [self.fakes[parameter] for parameter in updated if not _is_beside(parameter, self.names)]
@@ -271,6 +284,15 @@ class Shadow:
 
 def _described(key: Any) -> str:
     return f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
+
+
+def _content(item: Any) -> Any:
+    """What tells two settings apart."""
+    if isinstance(item, (tuple, list)):
+        return tuple(map(_content, item))
+    with suppress(UnknownNumberError):
+        return type(item), content_of(item)
+    return (item.dtype, item.device, item.dim()) if isinstance(item, torch.Tensor) else repr(item)
 
 
 def _run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
