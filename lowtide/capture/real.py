@@ -237,7 +237,7 @@ def _asked(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], symb
             with not_remembered(mode):
                 return run(*args, **kwargs)
 
-        return remembered(func, args, kwargs, ask)
+        return remembered(func, args, kwargs, ask) if run is func else ask(*args, **kwargs)
     except NEEDS_DATA:
         raise
     except (FixedError, RuntimeError, *UNTRACEABLE) as error:

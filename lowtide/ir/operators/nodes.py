@@ -128,10 +128,9 @@ def offloaded_storages(graph: Graph) -> frozenset[Storage]:
 
 def is_view(node: Node) -> bool:
     """Whether a node only looks at the storages of its inputs in other ways: it makes no bytes and writes none."""
-    if node.writes or not node.results:
-        return False
-    given = [value.storage for value in node.inputs]  # few: to look through them takes less than to make a set
-    return all(value.storage in given and value.dtype != "scalar" for value in node.results)
+    results = [value for value in node.outputs if value is not None]
+    given = {value.storage for value in node.inputs}
+    return bool(results) and not node.writes and all(value.storage in given and value.dtype != "scalar" for value in results)
 
 
 def repeatable(node: Node) -> Node | None:
