@@ -62,11 +62,7 @@ class TrialProcess:
         self._lines: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
-        self._setup = {
-            **setup,
-            "module": module,
-            "path": [each for each in sys.path if isinstance(each, str)],
-        }  # Python skips all else, too
+        self._setup = {**setup, "module": module}
         try:
             self._listen()
             if waits:
@@ -80,9 +76,9 @@ class TrialProcess:
         self.ask(self._setup, _START_S)
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """The reply to a request. Raises `WorkerExitedError`; the process has then ended."""
+        """The reply to a request, for which modules are found where this process finds them. Raises `WorkerExitedError` if it has ended."""
         try:
-            self._send(request)
+            self._send({**request, "path": [each for each in sys.path if isinstance(each, str)]})  # Python skips all else, too
             line = self._lines.get(timeout=limit_s)
         except queue.Empty:
             self.end()
@@ -172,17 +168,14 @@ def _signal(number: int) -> str:
 IDLE_S = 20.0  # it holds some hundred MiB meanwhile
 
 _lock = threading.Lock()
-_idle: list[tuple[TrialProcess, tuple[int, tuple[str, ...]]]] = []  # at most one, and the state that it was started from
+_idle: list[tuple[TrialProcess, int]] = []  # at most one, and the process that has started it
 _timers: list[threading.Timer] = []
 
 
 def take() -> TrialProcess | None:
-    """The idle process, if there is one that was started from a state like this one's. It is the caller's now."""
-    process, state = _swap(None)
-    if process is not None and state != _state():
-        _end(process, state)
-        return None
-    return process
+    """The idle process, if there is one that this process has started. It is the caller's now."""
+    process, starter = _swap(None)
+    return process if starter == os.getpid() else None
 
 
 def put(process: TrialProcess) -> None:
@@ -193,16 +186,15 @@ def end() -> None:
     _end(*_swap(None))
 
 
-def _swap(process: TrialProcess | None) -> tuple[TrialProcess | None, tuple[int, tuple[str, ...]]]:
-    """Keep this process, or none; what was kept before."""
-    state = _state()
+def _swap(process: TrialProcess | None) -> tuple[TrialProcess | None, int]:
+    """Keep this process, or none; what was kept before, and who has started that."""
     with _lock:
-        before = _idle.pop() if _idle else (None, state)
+        before = _idle.pop() if _idle else (None, os.getpid())
         for timer in _timers:
             timer.cancel()
         _timers.clear()
         if process is not None:
-            _idle.append((process, state))
+            _idle.append((process, os.getpid()))
             _timers.append(timer := threading.Timer(IDLE_S, end))
             timer.daemon = True
             with contextlib.suppress(RuntimeError):  # there is no thread to be had: it ends with this process
@@ -210,13 +202,9 @@ def _swap(process: TrialProcess | None) -> tuple[TrialProcess | None, tuple[int,
     return before
 
 
-def _end(process: TrialProcess | None, state: tuple[int, tuple[str, ...]]) -> None:
-    if process is not None and state[0] == os.getpid():  # else it is the process's that this one was forked off
+def _end(process: TrialProcess | None, starter: int) -> None:
+    if process is not None and starter == os.getpid():  # else it is the process's that this one was forked off
         process.end()
-
-
-def _state() -> tuple[int, tuple[str, ...]]:
-    return os.getpid(), tuple(map(str, sys.path))
 
 
 atexit.register(end)
@@ -236,8 +224,10 @@ def answer_all(setup: dict[str, Any], warm_up: Callable[[], object], answer: Cal
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # errors up to here are read by whoever started this process
     for line in requests:
+        request = json.loads(line)
+        sys.path[:] = request["path"]
         with _time_limit(setup["limit_s"]):
-            _reply(replies, answer(json.loads(line)))
+            _reply(replies, answer(request))
 
 
 def _warm_up() -> None:

@@ -1,5 +1,6 @@
 """Operators are tried in a process of their own, which may crash, hang or say what it likes."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -123,6 +124,20 @@ def test_what_is_no_text_on_the_path_is_skipped_as_python_skips_it(monkeypatch, 
     trial_process.end()
     monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
     assert measure_workspaces([FINE], remember=False).unknown == ()
+
+
+def test_a_path_that_has_changed_needs_no_other_process(monkeypatch, tmp_path):
+    measure_workspaces([FINE], remember=False)
+    monkeypatch.setattr(apart, "_started", lambda: pytest.fail("another process"))
+    (tmp_path / "operators_found_later.py").write_text(
+        "import torch\n\n"
+        "@torch.library.custom_op('lowtide_tests::found_later', mutates_args=())\n"
+        "def found_later(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x + 1\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    importlib.import_module("operators_found_later")
+    assert measure_workspaces([call(MINE.format("found_later"), 3)], remember=False).unknown == ()
 
 
 def test_where_there_are_no_more_threads_the_process_ends_and_that_is_told(monkeypatch):
