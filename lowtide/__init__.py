@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide import base
 from lowtide.base.backend import register as _register
+from lowtide.base.process import collected_seldom
 from lowtide.errors import BatchError, BudgetError, CaptureError, CheckError, FormatError, LowtideError, StepError
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def __getattr__(name: str) -> Any:
         return import_module(f"lowtide.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(_MODULES[name]), name)
+    with collected_seldom():  # beside torch's objects there is nothing to find
+        module = import_module(_MODULES[name])
+    globals()[name] = getattr(module, name)
     return globals()[name]
 
 
