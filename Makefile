@@ -34,18 +34,18 @@ test: $(READY)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary & types=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4; tests=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup; tests=$$?; \
 	wait $$types || { echo "make test: mypy complains, above"; exit 1; }; exit $$tests
 
-# What `make test` leaves out: an hour on two cores.
+# What `make test` leaves out: an hour and a half on two cores.
 test-long: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --long
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --long
 
 # What one runs while working: the rooms that need no training, without what tests/slow.txt names, in about a minute.
 QUICK := $(addprefix tests/,ir plan problems placement rewrite split lower report kernels base planning) $(addprefix tests/test_,asserts.py house.py layers.py programs_as_text.py words.py)
 quick: $(READY)
 	@$(BIN)/ruff check --quiet
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --quick $(QUICK)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --quick $(QUICK)
 
 # The tests of a GPU on the null device (tests/null_cuda). Without a CUDA build of torch nothing runs, and that is said. Those that
 # tests/long.txt names run with CUDA_TESTS='--long tests/gpu'.
@@ -54,7 +54,7 @@ CUDA_TORCH ?= torch==2.14.1
 CUDA_TESTS ?= tests/gpu
 test-cuda:
 	@$(PYTHON) -m tests.null_cuda.environment $(CUDA_VENV) '$(CUDA_TORCH)' && \
-	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m tests.null_cuda pytest -n auto --maxprocesses 4 $(CUDA_TESTS); status=$$?; \
+	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m tests.null_cuda pytest -n auto --maxprocesses 4 --dist loadgroup $(CUDA_TESTS); status=$$?; \
 	if [ $$status = 77 ]; then echo "make test-cuda: nothing was tested"; else exit $$status; fi
 
 # Pages as a site in build/site, to be read from that folder. The reference is made from docstrings, so that torch is not needed.

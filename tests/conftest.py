@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: how long an example takes is the bench's business.
 settings.register_profile("lowtide", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# CI asks whether a change is right, always with the same examples; new ones are looked for everywhere else.
-settings.register_profile("ci", parent=settings.get_profile("lowtide"), derandomize=True)
+# CI asks whether a change is right, always with the same few examples; new ones are looked for everywhere else.
+settings.register_profile("ci", parent=settings.get_profile("lowtide"), derandomize=True, max_examples=40)
 settings.load_profile("ci" if os.environ.get("CI") else "lowtide")
 
 GOLDEN = Path(__file__).parent / "golden"

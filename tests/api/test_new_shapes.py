@@ -62,7 +62,7 @@ def optimized(**arguments: Any) -> Callable[[nn.Module, Any], Any]:
     return make
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([(ROWS,), (4,), (6,), (2, 4), (12,)]), min_size=2, max_size=5),
     policy=st.sampled_from([None, "extend", "eager"]),

@@ -51,7 +51,7 @@ scripts = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 9)), max_size=12
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.lists(scripts, min_size=1, max_size=4))
 def test_each_call_has_its_own_peak(calls: list[Script]):
     assert measure_memory_of_each(iter(calls)) == [call.expected() for call in calls]

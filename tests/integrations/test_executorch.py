@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("executorch")  # one process runs its programs, once: importing it takes long
 APART = Path(sys.prefix) / "executorch"  # `make` puts the packages there: others change what they do where they find them
 PAGE = ROOT / "docs/how/microcontroller.md"
 

@@ -44,7 +44,7 @@ def check_both_questions(problem: PlaceProblem, placer: Exact) -> None:
         assert (failing.status, failing.lower_bound_bytes) == (Status.INFEASIBLE, least)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(problems())
 def test_the_smallest_arena_of_all(problem: PlaceProblem) -> None:
     check_both_questions(problem, Exact())

@@ -36,7 +36,7 @@ def undo(net: DownsetNet, walk: DownsetWalk) -> None:
 ROWS = list(csv.DictReader((ORDER_FILES / "expected.csv").read_text().splitlines()))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases(max_nodes=12))
 def test_the_least_peak_of_all_orders(case: Case) -> None:
     found = Exact(first=ProgramOrder()).solve(case.problem)
@@ -52,7 +52,7 @@ def test_brute_force_itself(case: Case) -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=cases(max_nodes=12))
 def test_each_direction_of_time_answers_by_itself(backwards: bool, case: Case) -> None:
     problem = case.problem
