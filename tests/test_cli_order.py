@@ -64,7 +64,7 @@ def order_of(figures: dict[str, Any], path: Path) -> list[int]:
 
 
 @given(cases(max_nodes=5))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_any_problem_is_printed_and_what_stands_at_the_peak_adds_up(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
     path = tmp_path_factory.mktemp("case") / "problem.json"
     path.write_text(problem_to_json(case.problem))

@@ -135,7 +135,7 @@ def assert_same(one: Any, two: Any) -> None:
         assert_same(a.value, b.value)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example([(15, "x")])
 @given(st.lists(nests, min_size=1, max_size=4))
 def test_results_are_eagers_whatever_they_are(shapes):

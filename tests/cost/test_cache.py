@@ -42,7 +42,7 @@ def test_what_is_merged_is_loaded(root: Path):
     assert not list(root.glob("*.part"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.dictionaries(st.text(), st.integers(0, 2**60)), max_size=4), st.uuids())
 def test_any_keys_come_back(parts: list[dict[str, int]], kind: object):
     kept = Cache("any", (str(kind),))

@@ -181,7 +181,7 @@ def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("op", CALLS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_what_is_told_is_what_torch_gives(op: str, data: st.DataObject) -> None:
     args = CALLS[op](data.draw)

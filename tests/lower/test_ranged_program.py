@@ -47,7 +47,7 @@ def made(name: str, *shape: object) -> Value:
 
 
 @given(ranged_graphs(), st.tuples(*(st.integers(each.least, each.most) for each in DIMENSIONS)))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_one_program_does_on_each_shape_what_that_shapes_own_does(graph, numbers):
     check_graph(graph)
     point = dict(zip(("s0", "s1"), numbers, strict=True))

@@ -51,13 +51,13 @@ def test_the_smallest_arena_of_all(problem: PlaceProblem) -> None:
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_answers_stay_right_without_a_technique(switch: str, problem: PlaceProblem) -> None:
     check_both_questions(problem, replace(Exact(), **{switch: False}))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_answers_stay_right_without_any_technique(problem: PlaceProblem) -> None:
     check_both_questions(problem, replace(Exact(), **dict.fromkeys(SWITCHES, False)))

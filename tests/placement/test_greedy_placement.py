@@ -39,7 +39,7 @@ def check(problem: PlaceProblem, found: Placement) -> None:
 
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("order", ORDERS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(problem=problems(max_buffers=9))
 def test_every_order_and_fit_gives_a_right_placement(order: str, fit: str, problem: PlaceProblem) -> None:
     found = Greedy(order, fit).place(problem)

@@ -51,7 +51,7 @@ def _as_captured(graph: Graph) -> Graph:
     return Graph(graph.inputs, tuple(became.values()), outputs)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(sequences())
 def test_each_repetition_and_each_copy_is_paid_for_once(made):
     _, problem, sequence = made
@@ -66,7 +66,7 @@ def test_each_repetition_and_each_copy_is_paid_for_once(made):
     assert {eviction.tensor.name for eviction in evictions if eviction.store_us} <= stored
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(sequences())
 def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(made):
     graph, problem, sequence = made
@@ -82,7 +82,7 @@ def test_no_copy_is_there_while_a_tensor_is_away_and_one_is_before_and_after(mad
         assert within == [step for start, end in eviction.away for step in range(start, end)]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(sequences())
 def test_what_is_away_at_the_peak_makes_up_for_what_is_saved_there(made):
     graph, problem, sequence = made

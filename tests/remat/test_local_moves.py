@@ -24,7 +24,7 @@ from tests.problems import unhurried
 from tests.sequences import repeating, stored_chain
 
 
-@settings(unhurried, max_examples=150)
+@settings(unhurried, max_examples=60)
 @given(repeating(), st.floats(0, 1), st.booleans(), st.integers(1, 3))
 def test_what_comes_out_is_right_and_keeps_the_limit(made, share: float, reorders: bool, most_runs: int) -> None:
     case, problem, order, _ = made

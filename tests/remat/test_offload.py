@@ -200,7 +200,7 @@ def test_state_between_steps_is_loaded_once_and_saved_as_it_is_in_the_end(nodes,
         check_graph(graph)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(graphs(bodies=False), st.integers(0, 2**32), st.booleans())
 def test_a_random_sequence_as_a_graph_is_right_reads_back_and_takes_what_the_sequence_says(graph, seed, swap_state):
     plain = _as_captured(graph, reuses=False)

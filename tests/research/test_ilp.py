@@ -22,7 +22,7 @@ PROGRAMS = [TimeIndexed(solver, prune) for solver, prune in product(("highs", "s
 
 
 @pytest.mark.parametrize("solver", PROGRAMS, ids=repr)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(case=cases(max_nodes=5))
 def test_the_integer_program_finds_the_least_of_all_orders(solver: TimeIndexed, case: Case) -> None:
     check_optimal(solver, ilp, case)
@@ -35,7 +35,7 @@ def test_the_interval_model_finds_the_least_of_all_orders(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("solver", "module"), [(TimeIndexed("scip"), ilp), (TimeIndexed("cp-sat"), ilp), (Intervals(), cp_sat)], ids=repr)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(case=cases(max_nodes=5), limit=st.integers(1, 12))
 def test_rounded_sizes_keep_the_bound_below_the_truth(solver: Solver, module: ModuleType, case: Case, limit: int) -> None:
     with unaided(module, _LIMIT_UNITS=limit):

@@ -39,7 +39,7 @@ SOLVERS = [
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: f"{solver.solver}-{solver.windows}")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases(max_nodes=4), align_bytes=st.sampled_from([1, 1, 4]))
 def test_the_program_finds_the_least_arena_of_all_orders(solver: Model, case: Case, align_bytes: int) -> None:
     assume(case.tasks)
@@ -51,7 +51,7 @@ def test_the_program_finds_the_least_arena_of_all_orders(solver: Model, case: Ca
     assert (found.arena_bytes, found.lower_bound_bytes, found.status) == (best, best, Status.OPTIMAL)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cases(max_nodes=5))
 def test_without_addresses_it_finds_the_least_peak(case: Case) -> None:
     assume(case.tasks)
@@ -60,7 +60,7 @@ def test_without_addresses_it_finds_the_least_peak(case: Case) -> None:
     assert found.schedule.peak_bytes == found.schedule.lower_bound_bytes == least_peak(case)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cases(max_nodes=5))
 def test_with_a_given_order_it_finds_the_least_arena_of_that_order(case: Case) -> None:
     assume(case.tasks)
@@ -75,7 +75,7 @@ def test_with_a_given_order_it_finds_the_least_arena_of_that_order(case: Case) -
     assert found.lower_bound_bytes <= found.arena_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(max_nodes=5))
 def test_what_takes_over_has_the_address_of_what_it_takes(case: Case) -> None:
     """The solver's own addresses, before they are put down anew: right as they are, and one for all tensors of a buffer.

@@ -62,7 +62,7 @@ class _Patched:
 
 
 @pytest.mark.parametrize("placer", PLACERS, ids=repr)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(problem=problems(max_buffers=6))
 def test_the_smallest_arena_is_found_and_proven(placer: Placer, problem: PlaceProblem) -> None:
     with unaided():
@@ -72,7 +72,7 @@ def test_the_smallest_arena_is_found_and_proven(placer: Placer, problem: PlacePr
 
 
 @pytest.mark.parametrize("placer", PLACERS, ids=repr)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(problem=problems(max_buffers=6), room=st.integers(-3, 3))
 def test_what_fits_is_placed_and_what_cannot_is_proven(placer: Placer, problem: PlaceProblem, room: int) -> None:
     least = least_arena_bytes(problem)
@@ -87,7 +87,7 @@ def test_what_fits_is_placed_and_what_cannot_is_proven(placer: Placer, problem: 
 
 
 @pytest.mark.parametrize("placer", [Rectangles(), Addresses("scip"), Addresses("cp-sat")], ids=repr)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(problem=problems(max_buffers=6, max_bytes=40), limit=st.integers(1, 12), room=st.none() | st.integers(-9, 9))
 def test_rounded_sizes_keep_the_bound_below_the_truth(placer: Placer, problem: PlaceProblem, limit: int, room: int | None) -> None:
     least = least_arena_bytes(problem)

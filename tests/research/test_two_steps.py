@@ -14,7 +14,7 @@ from tests.problems import Case, cases
 from tests.research.least import least_joint_arena
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(max_nodes=4))
 def test_two_steps_are_never_below_the_best_of_all_orders_and_say_when_they_meet_it(case: Case) -> None:
     assume(case.tasks)

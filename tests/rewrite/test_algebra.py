@@ -68,7 +68,7 @@ def test_the_bits_are_the_same_and_less_is_held(rule, dtype):
             assert same_bits(ours, eager)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(7, 19), st.integers(7, 19)),
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.integers(1, 2), st.booleans()),
@@ -85,7 +85,7 @@ def test_pooling_of_any_window(shape, window, dtype):
         assert same_bits(ours, eager)
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(
     st.tuples(st.integers(1, 70), st.integers(1, 9000)),
     st.sampled_from(["none", "mean", "sum"]),

@@ -254,7 +254,7 @@ OPERATIONS = {
 }  # fmt: skip
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=5), st.integers(0, 10**6), st.integers(2, 5), st.booleans(),
     st.sampled_from([2, 8, 100]),

@@ -57,7 +57,7 @@ def test_every_block_is_aligned(allocator: Allocator):
         assert ArenaMemory(allocator, nbytes).base % 64 == 0
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_no_two_tensors_share_a_byte_whatever_is_asked_for(data: st.DataObject, allocator: Allocator):
     """The schedule is recorded, then run with deviations; some tensors live on from run to run."""

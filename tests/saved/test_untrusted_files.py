@@ -264,7 +264,7 @@ def places(item: Any, set_to: Callable[[Any], None]) -> Iterator[tuple[Any, Call
         yield from places(item[key], lambda new, key=key: item.__setitem__(key, new))  # type: ignore[misc]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_text_is_refused_or_harmless(saved: tuple[bytes, Path, tuple[Any, ...]], data: st.DataObject) -> None:
     """Whoever changes a file also writes the checksum that belongs to it."""
