@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lowtide.cost.device import Device
 from lowtide.cost.memory import order_problem
-from lowtide.ir.graph import Graph, Storage, Value
+from lowtide.ir.graph import Graph, Node, Storage, Value
 from lowtide.ir.operators.nodes import is_view, repeatable
 from lowtide.ir.operators.row import DROP, LOAD, SAVE, STORE
 from lowtide.problems.order import Bytes, Ints, OrderProblem, Rows
@@ -190,7 +190,10 @@ class RematProblem:
             for index, node in enumerate(again)
         ]
         makes = np.diff(problem.outputs_of.ptr) > 0
-        may_repeat = np.array([node is not None for node in again], np.bool_) & ~views & makes
+        once = _handed_over(graph)
+        may_repeat = (
+            np.array([each is not None and node not in once for each, node in zip(again, graph.nodes, strict=True)]) & ~views & makes
+        )
         clocks = Clocks(np.array(cost_us, np.float64), np.array(with_views(graph, issue_us), np.float64)) if issue_us else None
         return cls(
             problem=problem,
@@ -288,6 +291,13 @@ class RematProblem:
 def pinned_powers(tensor_bytes: Bytes) -> Ints:
     """[m] two to the power of these are the bytes of the buffer that a copy takes on the host: `runtime.copies` makes no others."""
     return np.array([max(size - 1, 0).bit_length() for size in tensor_bytes.tolist()], np.int32)
+
+
+def _handed_over(graph: Graph) -> set[Node]:
+    """Nodes that make what the program leaves, and that others wait for: it is there from then on, and is not made again."""
+    left = {value.storage for value in graph.outputs}
+    awaited = {before for node in graph.nodes for before in node.after}
+    return {node for node in awaited if any(value.storage in left for value in node.results)}
 
 
 def _writes(graph: Graph, offloaded: Sequence[Storage], tensors: int) -> Rows:

@@ -86,6 +86,32 @@ def test_computes_what_aot_eager_does(kind: Any, twice: bool, options: dict[str,
     assert plans
 
 
+class Scores(nn.Module):
+    """Returns scores that are as large as all else, and quickly made again of what is saved anyway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.dropout(nn.functional.gelu(self.first(x)), 0.2))
+
+
+@pytest.mark.parametrize("limit", ["85%", "70%", "50%"])
+def test_a_limit_takes_nothing_from_the_caller_that_the_forward_pass_has_returned(limit: str):
+    results = []
+    for name, options in (("aot_eager", {}), (backend, {"options": {"memory": limit}})):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Scores()
+        compiled = torch.compile(model, backend=name, dynamic=False, **options)
+        scores = [compiled(torch.randn(4, 8)) for _ in range(3)]
+        for each in reversed(scores):
+            each.square().sum().backward()
+        results.append(([each.detach() for each in scores], [each.grad for each in model.parameters()]))
+    assert not (told := differences(*results)), "\n".join(told[:8])
+
+
 def test_the_peak_is_within_the_limit():
     torch._dynamo.reset()
     model, plans, x = Loss(), list[Plan](), torch.randn(512, 32)

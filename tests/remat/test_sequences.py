@@ -174,6 +174,14 @@ def test_what_is_written_over_limits_its_readers():
     assert first_wrong(problem, np.array([0, 1, 0, 2], np.int32)) == 2
 
 
+def test_what_is_handed_over_before_others_run_is_made_once():
+    x, given, left, last = _value("x"), _value("g"), _value("y"), _value("z")
+    maker = Node("aten.sin.default", (x,), (left,))
+    for after, again in (((), True), ((maker,), False)):
+        waits = Node("aten.mul.Tensor", (given, x), (last,), after=after)
+        assert RematProblem.of(Graph((x, given), (maker, waits), (left, last)), [1.0] * 2).repeatable.tolist() == [again, True]
+
+
 @pytest.mark.parametrize("limit", [0, 15])
 def test_an_impossible_limit_has_no_sequence(limit):
     problem = RematProblem.of(_chain(4), [1.0] * 8)
