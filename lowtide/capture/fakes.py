@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
@@ -140,6 +141,27 @@ def swapped(
             each.refuse_changes(reads, following)
             if past := views.set_past(each.module):
                 raise LeavingError(refusal(each.name, past[0][0]))
+
+
+class OwnParameters(TorchFunctionMode):
+    """A parameter that the program has from elsewhere (a list, a variable, an optimizer's groups) is its fake, whatever it is used for.
+
+    Autograd takes the two for two tensors: a flag or a gradient of one would not be the other's.
+    """
+
+    def __init__(self, fakes: FakeModel) -> None:
+        super().__init__()
+        self._fakes = {id(real): fake for real, fake in fakes.parameters.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The same call with fakes in the places of parameters, in lists and tuples as well."""
+        return func(*map(self._shown, args), **{name: self._shown(item) for name, item in (kwargs or {}).items()})
+
+    def _shown(self, item: Any) -> Any:
+        if type(item) is list or type(item) is tuple:
+            pieces = [self._shown(each) for each in item]
+            return type(item)(pieces) if any(new is not old for new, old in zip(pieces, item, strict=True)) else item
+        return self._fakes.get(id(item), item)
 
 
 def _with_fakes(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
