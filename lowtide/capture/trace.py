@@ -351,6 +351,7 @@ def tracing(
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.modules),
                 trace.sources.following(model),  # around the hooks of modules
                 replaced(nn.Module, "_apply", lambda _: _apply),
+                trace.own.are_the_same(),
             ):
                 yield trace
         finally:

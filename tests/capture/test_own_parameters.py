@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import lowtide
+from lowtide.errors import CaptureError
 from tests.training import check
 
 Parameters = Callable[[], Iterable[Tensor]]
@@ -73,3 +75,95 @@ def test_what_a_program_does_to_parameters_counts_wherever_it_has_them_from(prog
         return model, (torch.randn(3, 4),), lambda model, x: program(model, x, parameters), optimizer
 
     check(make)
+
+
+def _net() -> tuple[nn.Sequential, tuple[Tensor]]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), (torch.randn(3, 4),)
+
+
+def _square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+class Scaled(torch.optim.SGD):
+    """Gradients by factors that it keeps beside its parameters."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters, 0.1)
+        self.factors = {each: 0.5**at for at, each in enumerate(self.param_groups[0]["params"])}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            if each in self.factors:
+                each.grad.mul_(self.factors[each])
+        return super().step()
+
+
+@pytest.mark.parametrize("held", [set, frozenset, dict.fromkeys, list])
+def test_parameters_are_found_among_those_that_are_kept(held: Callable[[Iterable[Tensor]], Any]):
+    def make() -> Any:
+        model, batch = _net()
+        first = held([model[0].weight])
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            return _square(model, x) + sum(each.square().sum() for each in [*model.parameters()][:1] if each in first)
+
+        return model, batch, loss, torch.optim.SGD(model.parameters(), 0.1)
+
+    check(make)
+
+
+def test_what_is_kept_for_a_parameter_is_found_by_the_models_own():
+    def make() -> Any:
+        model, batch = _net()
+        start = {each: each.detach().clone() for each in model.parameters()}
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            return _square(model, x) + sum((each - start[each]).square().sum() for each in model.parameters() if each in start)
+
+        return model, batch, loss, Scaled(model.parameters())
+
+    check(make)
+
+
+def test_counts_that_a_step_keeps_by_parameter_are_refused():
+    model, batch = _net()
+    counts = dict.fromkeys(model.parameters(), 0)
+
+    def count(model: nn.Module) -> None:
+        for each in model.parameters():
+            counts[each] += 1
+
+    with pytest.raises(CaptureError, match="a dict that it reads had"):
+        lowtide.optimize(
+            model, batch, loss=_square, optimizer=torch.optim.SGD(model.parameters(), 0.1), training=lowtide.Training(after_backward=count)
+        )
+    assert {*counts.values()} == {0}
+
+
+def test_a_hook_that_each_step_adds_to_a_parameter_is_refused():
+    model, batch = _net()
+
+    def loss(model: nn.Sequential, x: Tensor) -> Tensor:
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        return _square(model, x)
+
+    with pytest.raises(CaptureError, match=r"hook on the gradient of 0\.weight and leaves it there"):
+        lowtide.optimize(model, batch, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_a_hook_that_a_step_takes_away_is_one_for_each_step():
+    left: list[Any] = []
+
+    def make() -> Any:
+        model, batch = _net()
+
+        def loss(model: nn.Sequential, x: Tensor) -> Tensor:
+            left.append(model[0].weight.register_hook(lambda gradient: gradient * 0.5))
+            return _square(model, x)
+
+        return model, batch, loss, torch.optim.SGD(model.parameters(), 0.1)
+
+    check(make, after_backward=lambda model: left.pop().remove())

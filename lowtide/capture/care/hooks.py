@@ -49,6 +49,7 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, modules: lis
     for real, fake in fakes.parameters.items():
         for hook in (real._backward_hooks or {}).values() if fake.requires_grad else ():
             fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
+    before = {fake: len(fake._backward_hooks or ()) for fake in fakes.parameters.values()}
     registering = (torch.Tensor, "register_hook", watch.registering), (torch.Tensor, _LATE, lambda _: _refuse_late)
     calling = functools.partial(watch.calling, dict(vars(torch_module)))
     calls = ((nn.Module, name, calling) for name in _CALLS if any(map(_around_all, _NAMES)))
@@ -59,6 +60,12 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, modules: lis
                 table.update({key: for_this_thread(own, table[key]) for key, own in watch.of_table(table, name).items()})
         with all_replaced((*calls, *registering)):
             yield
+    for real, fake in fakes.parameters.items():
+        if len(fake._backward_hooks or ()) > before[fake]:
+            raise CaptureError(
+                f"the program registers a hook on the gradient of {fakes.names[real]} and leaves it there: eager PyTorch would have one "
+                "more at each step; register it once, before lowtide.optimize, or remove() it in after_backward"
+            )
 
 
 def _around_all(name: str) -> dict[int, Hook]:
