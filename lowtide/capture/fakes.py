@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
-from lowtide.capture.care.turns import ModuleViews, undoing
+from lowtide.capture.care.turns import ModuleViews, all_replaced, undoing
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
@@ -140,6 +141,38 @@ def swapped(
             each.refuse_changes(reads, following)
             if past := views.set_past(each.module):
                 raise LeavingError(refusal(each.name, past[0][0]))
+
+
+class OwnParameters(TorchFunctionMode):
+    """A parameter that the program has from elsewhere (a list, a variable, an optimizer's groups) is its fake, whatever it is used for.
+
+    Autograd takes the two for two tensors: a flag or a gradient of one would not be the other's.
+    """
+
+    def __init__(self, fakes: FakeModel) -> None:
+        super().__init__()
+        self._fakes = {id(real): fake for real, fake in fakes.parameters.items()}
+        self._real = {id(fake): id(real) for real, fake in fakes.parameters.items()}
+
+    def are_the_same(self) -> AbstractContextManager[None]:
+        """While this lasts, dictionaries and sets take a parameter and its fake for one."""
+        return all_replaced([
+            (torch.Tensor, "__hash__", lambda plain: lambda tensor: self._real.get(id(tensor)) or plain(tensor)),
+            (torch.Tensor, "__eq__", lambda plain: lambda one, two: self._is_other(one, two) or plain(one, two)),
+        ])  # fmt: skip
+
+    def _is_other(self, one: Any, two: Any) -> bool:
+        return one is not two and self._shown(one) is self._shown(two)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The same call with fakes in the places of parameters, in lists and tuples as well."""
+        return func(*map(self._shown, args), **{name: self._shown(item) for name, item in (kwargs or {}).items()})
+
+    def _shown(self, item: Any) -> Any:
+        if type(item) is list or type(item) is tuple:
+            pieces = [self._shown(each) for each in item]
+            return type(item)(pieces) if any(new is not old for new, old in zip(pieces, item, strict=True)) else item
+        return self._fakes.get(id(item), item)
 
 
 def _with_fakes(module: nn.Module, replace: dict[torch.Tensor, torch.Tensor]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.between_steps import on_the_host
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import following
-from lowtide.capture.care.hooks import hooks_of_parameters, none_left_on, on_the_callers_own, refuse_strangers
+from lowtide.capture.care.hooks import hooks_of_parameters, none_left_on, refuse_strangers
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
@@ -287,8 +287,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
         returned = None
         if program.after_backward is not None:
             with torch.no_grad(), raised_in("after_backward(model)"), NumbersLater(recorder.draft):
-                with on_the_callers_own(trace.fakes.parameters):
-                    returned = program.after_backward(program.given)
+                returned = program.after_backward(program.given)
                 if trace.in_parts is not None:
                     trace.in_parts.wholes.read([leaf.value for leaf in tree.flatten(returned)[0]], recorder.draft, nullcontext())
         result = beside(joined(results, program.accumulate), returned)

@@ -25,7 +25,7 @@ from lowtide.capture.care.hooks import no_gradients_taken, refuse_gradients_of, 
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.care.snapshots import ModuleSnapshot, of_call
-from lowtide.capture.care.turns import module_views, replaced
+from lowtide.capture.care.turns import module_views, replaced, unasked
 from lowtide.capture.care.writes import outside_unchanged
 from lowtide.capture.control import compiling_nothing
 from lowtide.capture.data import host
@@ -38,7 +38,7 @@ from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import original
 from lowtide.capture.effects.sums import Term, recipe, results_in
-from lowtide.capture.fakes import fake_batch_leaf, fake_model, swapped
+from lowtide.capture.fakes import OwnParameters, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.lists import fakes_in_lists
 from lowtide.capture.optimizers.optimizer import Update
@@ -169,6 +169,7 @@ class Trace:
         self.recorder = Recorder(Draft(self.mode, self.sources, self.symbols, training), reader)
         self.watch = watch
         self.fakes = fake_model(model, self.mode, given.device)
+        self.own = OwnParameters(self.fakes)
         self.modules: list[ModuleSnapshot] = []  # as the program finds them
         self.reads = AttributeReads()
         slots: dict[torch.Tensor, Slot] = {}
@@ -190,7 +191,7 @@ class Trace:
     def recording(self, recorder: Recorder | None = None) -> Iterator[None]:
         recorder = recorder or self.recorder
         recorder.draft.ends.nodes = recorder.draft.nodes
-        with compiling_nothing(), self.mode, recorder, as_eager(), host.reading(recorder), following_data(recorder.data):
+        with compiling_nothing(), self.mode, recorder, as_eager(), host.reading(recorder), following_data(recorder.data), unasked(self.own):
             yield
 
     def declare_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -350,6 +351,7 @@ def tracing(
                 watched_hooks(model, trace.fakes, trace.recorder.draft, trace.modules),
                 trace.sources.following(model),  # around the hooks of modules
                 replaced(nn.Module, "_apply", lambda _: _apply),
+                trace.own.are_the_same(),
             ):
                 yield trace
         finally:

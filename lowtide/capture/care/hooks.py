@@ -4,7 +4,7 @@ What hooks do to tensors is part of the graph, what they do beside it would be d
 tensor and puts none into a module can only have done something that no graph holds: counted, printed, kept. It is refused. Hooks of torch's
 own files are let through, and those on a module's forward that a library has put there; torch's own around all modules do not run.
 
-Gradients lie on the caller's parameters for as long as `after_backward` runs, and on nothing else ever.
+No gradient ever lies on the caller's tensors: what a program does to parameters, it does to their fakes (`fakes.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -22,11 +21,10 @@ from torch import nn
 from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as torch_module
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.messages import warn
 from lowtide.capture.care.snapshots import ModuleSnapshot
-from lowtide.capture.care.turns import all_replaced, for_this_thread, placed, replaced, undoing
+from lowtide.capture.care.turns import all_replaced, for_this_thread, replaced, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.outputs import noted
 from lowtide.capture.effects.stand_ins import LeavingError
@@ -51,6 +49,7 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, modules: lis
     for real, fake in fakes.parameters.items():
         for hook in (real._backward_hooks or {}).values() if fake.requires_grad else ():
             fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
+    before = {fake: len(fake._backward_hooks or ()) for fake in fakes.parameters.values()}
     registering = (torch.Tensor, "register_hook", watch.registering), (torch.Tensor, _LATE, lambda _: _refuse_late)
     calling = functools.partial(watch.calling, dict(vars(torch_module)))
     calls = ((nn.Module, name, calling) for name in _CALLS if any(map(_around_all, _NAMES)))
@@ -61,6 +60,12 @@ def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, modules: lis
                 table.update({key: for_this_thread(own, table[key]) for key, own in watch.of_table(table, name).items()})
         with all_replaced((*calls, *registering)):
             yield
+    for real, fake in fakes.parameters.items():
+        if len(fake._backward_hooks or ()) > before[fake]:
+            raise CaptureError(
+                f"the program registers a hook on the gradient of {fakes.names[real]} and leaves it there: eager PyTorch would have one "
+                "more at each step; register it once, before lowtide.optimize, or remove() it in after_backward"
+            )
 
 
 def _around_all(name: str) -> dict[int, Hook]:
@@ -220,50 +225,6 @@ def _text_of(leaf: torch.Tensor, where: str) -> str:
     )
 
 
-@contextmanager
-def on_the_callers_own(parameters: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
-    """This thread finds on real parameters the gradients of their fakes, and fakes have those that it puts there.
-
-    A list of parameters made beforehand, or the groups of the optimizer, are so as good as the parameters of the model that is given.
-    """
-    plain: Any = torch.Tensor.grad
-    before = {real: None if fake.grad is None else _for(real, fake.grad) for real, fake in parameters.items()}
-    now, thread = {id(real): gradient for real, gradient in before.items()}, get_ident()
-
-    def get(tensor: torch.Tensor) -> Any:
-        return now[id(tensor)] if id(tensor) in now and get_ident() == thread else plain.__get__(tensor)
-
-    def put(tensor: torch.Tensor, gradient: Any) -> None:
-        if id(tensor) in now and get_ident() == thread:
-            now[id(tensor)] = gradient
-        else:
-            plain.__set__(tensor, gradient)
-
-    with undoing() as undo, placed(torch.Tensor, "grad", property(get, put, lambda tensor: put(tensor, None))):
-        undo(now.clear)
-        yield
-        for real, fake in parameters.items():
-            if now[id(real)] is not before[real]:
-                fake.grad = now[id(real)]
-
-
 def no_gradients_taken() -> AbstractContextManager[None]:
     """Fakes are made without looking at gradients, which another thread may be writing."""
     return replaced(meta_utils, "safe_grad", lambda _: lambda tensor: None)
-
-
-def _for(real: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient, or where a parameter cannot hold that (it is a part, or has no memory) one that refuses to be used."""
-    if real.shape == gradient.shape and real.device == gradient.device:
-        return gradient
-    with _disable_current_modes():
-        return torch.empty((), dtype=real.dtype, device=real.device).expand(real.shape).as_subclass(_OutOfReach)
-
-
-class _OutOfReach(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise CaptureError(
-            f"after_backward uses the gradient of a parameter that it was not given, at {users_line()}, which is a part of it, or has no "
-            "memory: take the parameters of the model that after_backward is called with (model.parameters())"
-        )

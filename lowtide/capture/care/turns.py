@@ -23,7 +23,7 @@ import threading
 import time
 from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from traceback import walk_tb
@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import nn, overrides
 from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
@@ -122,6 +122,21 @@ def all_replaced(functions: Iterable[tuple[Any, str, Replacing]]) -> Iterator[No
     with ExitStack() as stack:
         for owner, name, of in functions:
             stack.enter_context(replaced(owner, name, of))
+        yield
+
+
+@contextmanager
+def unasked(mode: overrides.TorchFunctionMode) -> Iterator[None]:
+    """Enter a mode of which layers do not hear: they ask for modes to choose a fused kernel, and in eager there is none of lowtide's."""
+
+    def without(asks: Callable[..., bool]) -> Callable[..., bool]:
+        def answer(given: Any) -> bool:
+            with overrides._pop_mode_temporarily() if overrides._get_current_function_mode() is mode else nullcontext():
+                return asks(given)
+
+        return answer
+
+    with mode, replaced(overrides, "has_torch_function", without):
         yield
 
 

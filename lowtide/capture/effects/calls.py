@@ -19,17 +19,16 @@ import statistics
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.kernels import COMPILING
 from lowtide.base.places import ABSENT, Sum
-from lowtide.capture.care.turns import Replacing, all_replaced, listed
+from lowtide.capture.care.turns import Replacing, all_replaced, listed, unasked
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
 from lowtide.capture.effects.containers import EffectLog
 from lowtide.capture.effects.draws import HostArray
@@ -84,30 +83,19 @@ class Outlet:
         return self
 
 
-def _without(operands: NumberOperands, asks: Callable[..., bool]) -> Callable[..., bool]:
-    """Layers ask this to choose a fused kernel, and in eager there is no mode of lowtide's."""
-
-    def answer(given: Any) -> bool:
-        with overrides._pop_mode_temporarily() if overrides._get_current_function_mode() is operands else nullcontext():
-            return asks(given)
-
-    return answer
-
-
 @contextmanager
 def calls_followed(log: EffectLog, operands: NumberOperands) -> Iterator[None]:
     """`operands` makes numbers a part of the program.
 
     Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
     """
-    with COMPILING, _shown(_noted(log)), listed(emitters, operands), operands, all_replaced(_functions(operands)):
+    with COMPILING, _shown(_noted(log)), listed(emitters, operands), unasked(operands), all_replaced(_functions(operands)):
         yield
 
 
 def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]:
     """Those that are given numbers, and what is called in the place of each."""
     yield json.JSONEncoder, "encode", _encoding
-    yield overrides, "has_torch_function", functools.partial(_without, operands)
     yield from ((builtins, name, of) for name, of in {"len": _length, "max": _choice, "min": _choice, "sorted": _order}.items())
     yield from ((builtins, name, lambda plain: lambda *args: text_of(plain, *args)) for name in ("repr", "format"))
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)

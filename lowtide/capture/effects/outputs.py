@@ -118,6 +118,8 @@ class OutputRecorder:
             find = functools.partial(dict.get, items) if isinstance(items, dict) else functools.partial(container.kind.__getitem__, items)
             ends = {key < 0 for key in (*container.defaults, *container.written) if type(key) is int and not isinstance(items, dict)}
             for key, default in container.defaults.items() if len(ends) < 2 else ():
+                if isinstance(key, torch.Tensor):
+                    continue  # a parameter's fake, which is another one in the next attempt
                 was = entry(container.original, key, default)
                 written = key in container.written and isinstance(find(key), kinds_of(was))
                 if container.added > 0 if key is LENGTH else written:
