@@ -81,8 +81,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with collected_seldom():  # beside torch's objects there is nothing to find
-        module = import_module(_MODULES[name])
-    globals()[name] = getattr(module, name)
+        globals()[name] = getattr(import_module(_MODULES[name]), name)
     return globals()[name]
 
 

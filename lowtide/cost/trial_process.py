@@ -223,8 +223,7 @@ def answer_all(setup: dict[str, Any], warm_up: Callable[[], object], answer: Cal
     _reply(replies, {"ready": True})
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # errors up to here are read by whoever started this process
-    for line in requests:
-        request = json.loads(line)
+    for request in map(json.loads, requests):
         sys.path[:] = request["path"]
         with _time_limit(setup["limit_s"]):
             _reply(replies, answer(request))

@@ -69,9 +69,7 @@ def _backward(folder: Path | None) -> Any:
 def _compile(target: Path) -> None:
     root = Path(torch.__file__).parent
     linked = (f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python")
-    # without AT_PER_OPERATOR_HEADERS torch's headers read all operators, for a quarter of the time
-    options = "-w", "-DAT_PER_OPERATOR_HEADERS", f"-I{root / 'include'}"
-    compile_library(_SOURCE, target, (*FLAGS, *options), linked)
+    compile_library(_SOURCE, target, (*FLAGS, "-w", f"-I{root / 'include'}"), linked)
 
 
 def _opened(path: Path) -> Any:

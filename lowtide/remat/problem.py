@@ -295,9 +295,8 @@ def pinned_powers(tensor_bytes: Bytes) -> Ints:
 
 def _handed_over(graph: Graph) -> set[Node]:
     """Nodes that make what the program leaves, and that others wait for: it is there from then on, and is not made again."""
-    left = {value.storage for value in graph.outputs}
-    awaited = {before for node in graph.nodes for before in node.after}
-    return {node for node in awaited if any(value.storage in left for value in node.results)}
+    left, awaited = {value.storage for value in graph.outputs}, {before for node in graph.nodes for before in node.after}
+    return {node for node in awaited if not left.isdisjoint(value.storage for value in node.results)}
 
 
 def _writes(graph: Graph, offloaded: Sequence[Storage], tensors: int) -> Rows:
