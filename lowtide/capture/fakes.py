@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
-from lowtide.capture.care.turns import ModuleViews, all_replaced, undoing
+from lowtide.capture.care.turns import ModuleViews, Replacing, all_replaced, during, undoing
+from lowtide.capture.effects.code import real_of
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
@@ -152,17 +153,22 @@ class OwnParameters(TorchFunctionMode):
     def __init__(self, fakes: FakeModel) -> None:
         super().__init__()
         self._fakes = {id(real): fake for real, fake in fakes.parameters.items()}
-        self._real = {id(fake): id(real) for real, fake in fakes.parameters.items()}
+        self._real = {id(fake): real for real, fake in fakes.all.items()}
 
-    def are_the_same(self) -> AbstractContextManager[None]:
-        """While this lasts, dictionaries and sets take a parameter and its fake for one."""
-        return all_replaced([
-            (torch.Tensor, "__hash__", lambda plain: lambda tensor: self._real.get(id(tensor)) or plain(tensor)),
-            (torch.Tensor, "__eq__", lambda plain: lambda one, two: self._is_other(one, two) or plain(one, two)),
-        ])  # fmt: skip
+    @contextmanager
+    def are_the_same(self) -> Iterator[None]:
+        """While this lasts, dictionaries and sets take a tensor and its fake for one; so do `id` and `is` in the user's functions."""
+        real = self._real
 
-    def _is_other(self, one: Any, two: Any) -> bool:
-        return one is not two and self._shown(one) is self._shown(two)
+        def own(item: Any) -> Any:
+            return real.get(id(item), item)
+
+        same: list[tuple[Any, str, Replacing]] = [
+            (torch.Tensor, "__hash__", lambda plain: lambda item: id(real[id(item)]) if id(item) in real else plain(item)),
+            (torch.Tensor, "__eq__", lambda plain: lambda one, two: (one is not two and own(one) is own(two)) or plain(one, two)),
+        ]
+        with all_replaced(same), during(real_of, own):
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The same call with fakes in the places of parameters, in lists and tuples as well."""

@@ -25,7 +25,7 @@ from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import following
 from lowtide.capture.care.hooks import hooks_of_parameters, none_left_on, refuse_strangers
 from lowtide.capture.care.leaks import LeakWatch
-from lowtide.capture.care.surroundings import methods_of, put_back_on_failure, settings_unchanged
+from lowtide.capture.care.surroundings import functions_of, methods_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.difference import is_same
@@ -120,7 +120,7 @@ def _captured(
             _shown_on_failure(kept) if leaving is None and not names else nullcontext(),
             set_aside(),
             put_back_on_failure(
-                (*functions, *methods_of(models)),
+                (*functions, *methods_of(models), *(each for cls in type(optimizer).__mro__ for each in functions_of(cls))),
                 [*objects_in(given.args, given.kwargs), *containers_of(models)],
                 models=models,
                 always=put_back,

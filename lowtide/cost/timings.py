@@ -149,13 +149,10 @@ def _of_gpu(wanted: Mapping[str, Call], device: str, laboratory: Laboratory) -> 
     for done in range(0, len(calls), _TOGETHER):
         laboratory.tell(done / len(calls))
         group = calls[done : done + _TOGETHER]
-        entries |= {call.text: _written(each) for call, each in zip(group, laboratory.launches_ns(group), strict=True) if each is not None}
+        launches = zip(group, laboratory.launches_ns(group), strict=True)
+        entries |= {call.text: " ".join(map(str, clocks)) for call, clocks in launches if clocks is not None}
     known = remembered | (cache.merge(entries) if cache is not None and entries else entries)
     return {text: _parsed(entry) for text, entry in known.items()}
-
-
-def _written(clocks: GpuClocks) -> str:
-    return " ".join(map(str, clocks))
 
 
 def _parsed(text: str) -> GpuClocks:

@@ -46,7 +46,7 @@ def check_generated(node: Node, fixed: Collection[Value]) -> None:
     for value, shape in zip(node.outputs, [*expected, *[None] * len(node.outputs)], strict=False):
         if value is not None and value.shape != shape:
             raise FormatError(f"{node.op}: expected a result of shape {shape}, got {value.name} of shape {value.shape}")
-        if value is not None and _elements(value.shape) >= _MOST_ELEMENTS:
+        if value is not None and prod(_ints(tuple(value.shape))) >= _MOST_ELEMENTS:
             raise FormatError(f"{node.op}: expected results of less than 2**31 elements, got {value.name} of shape {value.shape}")
         if (
             value is not None
@@ -70,11 +70,8 @@ def shapes_of(node: Node) -> Sequence[TensorShape]:
 
 
 def _refuse(node: Node, expected: str) -> NoReturn:
-    raise FormatError(f"{node.op}: expected {expected}, got {[_said(arg) for arg in node.args]}")
-
-
-def _said(arg: Arg) -> object:
-    return (arg.name, *arg.shape) if isinstance(arg, Value) else arg
+    got = [(arg.name, *arg.shape) if isinstance(arg, Value) else arg for arg in node.args]
+    raise FormatError(f"{node.op}: expected {expected}, got {got}")
 
 
 def _check(node: Node, right: bool, expected: str) -> None:
@@ -85,10 +82,6 @@ def _check(node: Node, right: bool, expected: str) -> None:
 def _expect(right: bool, expected: str) -> None:
     if not right:
         raise CheckError(f"expected {expected}")
-
-
-def _elements(shape: Sequence[object]) -> int:
-    return prod(_ints(tuple(shape)))
 
 
 def _shape(arg: object) -> TensorShape:

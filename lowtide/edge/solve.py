@@ -355,11 +355,8 @@ def of_any_size(request: EdgeRequest, space: int) -> EdgeRequest:
 
 
 def _spaces(problem: EdgeProblem) -> str:
-    return " and ".join(f"{memory.name}={_size(memory.capacity_bytes)}" for memory in problem.spaces)
-
-
-def _size(nbytes: int | None) -> str:
-    return "any" if nbytes is None else bytes_text(nbytes)
+    sizes = [(each.name, each.capacity_bytes) for each in problem.spaces]
+    return " and ".join(f"{name}={'any' if nbytes is None else bytes_text(nbytes)}" for name, nbytes in sizes)
 
 
 def _least_alive_bytes(problem: EdgeProblem) -> int:

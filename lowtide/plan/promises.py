@@ -43,7 +43,7 @@ def peak_bytes(body: Graph, granule_bytes: int) -> int:
         taken = next((value.storage for value, _ in node.inplace if _can_take(value.storage, new_storages, live, last, step)), None)
         if taken is not None:
             del live[taken]
-        live |= {storage: _rounded(storage, granule_bytes) for storage in new_storages}
+        live |= {storage: -(-of_kind(int, storage.nbytes) // granule_bytes) * granule_bytes for storage in new_storages}
         peak = max(peak, sum(live.values()) + body_bytes(node, granule_bytes))
         live = {storage: nbytes for storage, nbytes in live.items() if last[storage] > step}
     return peak
@@ -51,10 +51,6 @@ def peak_bytes(body: Graph, granule_bytes: int) -> int:
 
 def _can_take(storage: Storage, new_storages: list[Storage], live: dict[Storage, int], last: dict[Storage, int], step: int) -> bool:
     return bool(new_storages) and storage in live and last[storage] == step and storage.nbytes == new_storages[0].nbytes
-
-
-def _rounded(storage: Storage, granule_bytes: int) -> int:
-    return -(-of_kind(int, storage.nbytes) // granule_bytes) * granule_bytes
 
 
 def untrue_promise(plan: Contents) -> str:

@@ -55,7 +55,7 @@ def module_of(body: Graph) -> fx.GraphModule:
     for node in body.nodes:
         result = _call(graph, node, names)
         values = [value for value in node.outputs if value is not None]
-        if len(node.outputs) == 1 and values and not _returns_list(node):
+        if len(node.outputs) == 1 and values and not isinstance(operator(node.op)._schema.returns[0].type, torch.ListType):
             names[values[0]] = result
         else:
             names |= {
@@ -64,10 +64,6 @@ def module_of(body: Graph) -> fx.GraphModule:
         names |= {after: names[before] for before, after in node.writes}
     graph.output(tuple(names[value] for value in body.outputs))
     return fx.GraphModule({}, graph)
-
-
-def _returns_list(node: Node) -> bool:
-    return isinstance(operator(node.op)._schema.returns[0].type, torch.ListType)
 
 
 def _call(graph: fx.Graph, node: Node, names: dict[Value, Any]) -> Any:
@@ -215,7 +211,7 @@ def _taken(body: Graph, reason: str | None) -> int | None:
             raise NativeError(reason)
         runs = _run_of(body)
         torchs = Program(lower(Decision.in_order(body)), gradients=False)
-        cache, name = _workspaces(body), _key(body)
+        cache, name = Cache("compiled_workspaces", (circumstances(_device(body)),)), _key(body)
         known = cache.load()
         if name not in known:
             if not _agree(body, runs, torchs):
@@ -250,10 +246,6 @@ def _workspace_bytes(body: Graph, runs: Run) -> int:
     given = made_up(body)
     took = measure_memory_of_each([lambda: runs(*given)] * 2, _device(body), collect=False)[-1]  # the first run is to warm up
     return max(0, took.above_bytes - sum(int(value.storage.nbytes) for value in body.outputs))
-
-
-def _workspaces(body: Graph) -> Cache:
-    return Cache("compiled_workspaces", (circumstances(_device(body)),))
 
 
 @lru_cache(1024)

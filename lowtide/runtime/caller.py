@@ -260,7 +260,8 @@ def run_before(model: nn.Module, optimizer: torch.optim.Optimizer, may_skip: boo
     with _NoGradients(optimizer):
         for hook in hooks:
             if hook(optimizer, (optimizer,), {}) is not None:
-                raise StepError(f"{_text(hook)} before the optimizer's step returns other arguments for it, which a captured step has not")
+                name = getattr(hook, "__name__", type(hook).__name__)
+                raise StepError(f"hook {name} before the optimizer's step returns other arguments for it, which a captured step has not")
     if _versions(model, optimizer) != before[0] or not torch.equal(torch.get_rng_state(), before[1]):
         raise StepError(
             f"a hook before the step of {type(optimizer).__name__} changes parameters, buffers, optimizer state or the random generator. A "
@@ -314,7 +315,3 @@ def _versions(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[
     state = chain.from_iterable(entries.values() for entries in optimizer.state.values())
     tensors = (item for item in chain(model.parameters(), model.buffers(), state) if isinstance(item, torch.Tensor))
     return [(id(tensor), tensor._version) for tensor in tensors]
-
-
-def _text(hook: Any) -> str:
-    return f"hook {getattr(hook, '__name__', type(hook).__name__)}"

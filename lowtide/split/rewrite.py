@@ -41,7 +41,6 @@ from lowtide.ir.graph import Graph, Node, Storage, Value, free_name
 from lowtide.ir.operators.axes import Combine, is_innermost, merges_apart
 from lowtide.ir.operators.nodes import is_view
 from lowtide.ir.operators.row import LOOP
-from lowtide.problems.order import OrderProblem
 from lowtide.rewrite.base import Rewritten, following
 from lowtide.schedule import Best, schedule
 from lowtide.split.dimensions import AlikeParts, ComponentTable, DimensionGraph
@@ -358,10 +357,6 @@ def with_ordered_body(node: Node) -> Node:
     loop = Loop.of(node)
     body = loop.at(loop.part)
     problem = order_problem(body, workspaces_within(body.nodes))
-    order = min((schedule(problem, Best()).order, tuple(range(len(body.nodes)))), key=lambda each: _peak_bytes(problem, each))
+    order = min((schedule(problem, Best()).order, tuple(range(len(body.nodes)))), key=lambda each: simulate(problem, each).peak_bytes)
     ordered = replace(node, body=replace(loop.body, nodes=tuple(loop.body.nodes[index] for index in order)))
     return replace(ordered, inplace=takes(ordered))
-
-
-def _peak_bytes(problem: OrderProblem, order: Sequence[int]) -> int:
-    return simulate(problem, order).peak_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -99,6 +99,69 @@ class Scaled(torch.optim.SGD):
             if each in self.factors:
                 each.grad.mul_(self.factors[each])
         return super().step()
+
+
+def of_ids(known: Collection[int]) -> Callable[[Tensor], bool]:
+    return lambda each: id(each) in known
+
+
+def of_keys(known: Collection[int]) -> Callable[[Tensor], bool]:
+    return lambda each: next(map(id, [each])) in known
+
+
+IDENTITIES: dict[str, Callable[[list[Tensor]], Callable[[Tensor], bool]]] = {
+    "ids": lambda kept: of_ids(frozenset(map(id, kept))),
+    "ids of a map": lambda kept: of_keys(dict.fromkeys(map(id, kept))),
+    "is": lambda kept: lambda each: any(each is other for other in kept),
+    "is not": lambda kept: lambda each: not all(each is not other for other in kept),
+}
+
+
+@pytest.mark.parametrize("where", ["loss", "after_backward"])
+@pytest.mark.parametrize("way", IDENTITIES)
+def test_a_parameter_is_the_models_own(way: str, where: str):
+    kept: dict[str, Callable[[Tensor], bool]] = {}
+
+    def chosen(model: nn.Module, here: str) -> list[Tensor]:
+        return [each for each in model.parameters() if kept["is"](each)] if where == here else []
+
+    def make() -> Any:
+        model, batch = _net()
+        kept["is"] = IDENTITIES[way]([model[0].weight, model[2].bias])
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            return _square(model, x) + 0.1 * sum(each.square().sum() for each in chosen(model, "loss"))
+
+        return model, batch, loss, torch.optim.SGD(model.parameters(), 0.1)
+
+    def after(model: nn.Module) -> None:
+        for each in chosen(model, "after_backward"):
+            each.grad.mul_(0.5)
+
+    check(make, after_backward=after)
+
+
+class Named(torch.optim.SGD):
+    """Factors by identity, and one parameter of its own."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters, 0.1)
+        self.first, *others = self.param_groups[0]["params"]
+        self.factors = {id(each): 0.5 for each in others}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            each.grad.mul_(3.0 if each is self.first else self.factors.get(id(each), 1.0))
+        return super().step()
+
+
+def test_an_optimizer_knows_its_parameters():
+    def make() -> Any:
+        model, batch = _net()
+        return model, batch, _square, Named(model.parameters())
+
+    check(make)
 
 
 @pytest.mark.parametrize("held", [set, frozenset, dict.fromkeys, list])

@@ -3,7 +3,7 @@
 Such calls stand where Python answers in C: texts and conversions of numbers that only the running step knows, and questions for the class
 of what stands for a number, a tensor or a container: `f"{loss.item():.3f}"`, `"%.3f" % x`, `"{}".format(x)`, `", ".join(...)`;
 `float(loss)`, `int(count)`, `str(x)`. What these give is an expression that each step computes again. What has no such numbers is what it
-was.
+was. So do questions for identity, `id(p)` and `p is q`: a parameter that the program has from elsewhere is that of the model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import string
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from lowtide.capture.results import is_number
 _NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "IMPORT_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 IMPORT = "import "
 NAMES = ("float", "int", "str")
+_ASKING = ("type", "id")  # functions that are asked for in their places
+real_of: ContextVar[Callable[[Any], Any]] = ContextVar("real_of", default=lambda item: item)  # of a tensor's fake, while one captures
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -183,14 +186,30 @@ def _from_template(template: str, args: Sequence[Any], named: Mapping[str, Any],
 
 def rewrite(function: types.FunctionType, undo: Callable[[Callable[[], object]], None], named: set[str] | None = None) -> None:
     """Have a function ask so, where its source is that of its code. `named`: the names in it, where it makes no texts so."""
-    if named is not None and named.isdisjoint({"type", "__class__"}):
-        return
     code = function.__code__
+    if named is not None and named.isdisjoint({*_ASKING, "__class__"}) and not _compares_identities(code):
+        return
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))
     new_code = _rewritten(code.co_filename, text, _ClassRewriter if named is not None else _TextRewriter).get(code, code)
     if new_code != code:
         undo(lambda: setattr(function, "__code__", code))
         function.__code__ = new_code
+
+
+@functools.lru_cache(maxsize=4096)
+def _compares_identities(code: types.CodeType) -> bool:
+    """Whether it asks `x is y` of anything but constants."""
+    instructions = [each for piece in codes(code) for each in dis.get_instructions(piece)]
+    return any(two.opname == "IS_OP" and one.opname != "LOAD_CONST" for one, two in itertools.pairwise(instructions))
+
+
+def _id(function: Callable[[Any], Any], item: Any) -> Any:
+    """What a function of that name gives; Python's own, of the tensor that the caller has."""
+    return function(real_of.get()(item) if function is builtins.id else item)
+
+
+def _is(one: Any, two: Any) -> bool:
+    return real_of.get()(one) is real_of.get()(two)
 
 
 def _type(*given: Any) -> Any:
@@ -207,12 +226,13 @@ def _class(item: Any) -> Any:
 
 
 def _asking(item: Any) -> Any:
-    """What asks for classes, in the place of Python's own `type`; not of a variable of that name."""
-    return _type if item is builtins.type else item
+    """What asks in the place of Python's own `type` or `id`; not of a variable of that name."""
+    return _type if item is builtins.type else functools.partial(_id, item) if item is builtins.id else item
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"\0{each.__name__}": each for each in (_type, _class, _asking, converted, functools.partial, formatted, joined, modulo, called)
+    f"\0{each.__name__}": each
+    for each in (_type, _class, _id, _is, _asking, converted, functools.partial, formatted, joined, modulo, called)
 }
 
 
@@ -220,11 +240,18 @@ _CALLING = {"map", "filter", "filterfalse", "starmap", "sorted", "sort", "min", 
 
 
 class _ClassRewriter(ast.NodeTransformer):
-    """Calls in the places of questions for a class; their functions are constants of the code."""
+    """Calls in the places of questions for a class or an identity; their functions are constants of the code."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
         return _call(_class, node, node.value) if node.attr == "__class__" and isinstance(node.ctx, ast.Load) else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.Is, ast.IsNot)) or isinstance(node.comparators[0], ast.Constant):
+            return node
+        same = _call(_is, node, node.left, *node.comparators)
+        return same if isinstance(node.ops[0], ast.Is) else ast.copy_location(ast.UnaryOp(ast.Not(), same), node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         self.generic_visit(node)
@@ -237,8 +264,10 @@ class _ClassRewriter(ast.NodeTransformer):
             node.args[:] = map(_handed_on, node.args)
             for keyword in node.keywords:
                 keyword.value = _handed_on(keyword.value)
-        is_question = isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1 and not node.keywords
-        return _call(_type, node, node.func, *node.args) if is_question and not isinstance(node.args[0], ast.Starred) else node
+        if not isinstance(node.func, ast.Name) or node.func.id not in _ASKING or len(node.args) != 1 or node.keywords:
+            return node
+        asks = _type if node.func.id == "type" else _id
+        return node if isinstance(node.args[0], ast.Starred) else _call(asks, node, node.func, *node.args)
 
 
 class _TextRewriter(_ClassRewriter):
@@ -267,8 +296,8 @@ class _TextRewriter(_ClassRewriter):
 
 
 def _handed_on(node: ast.expr) -> ast.expr:
-    """`T = type`, `map(type, items)`, `sorted(items, key=type)`."""
-    return _call(_asking, node, node) if isinstance(node, ast.Name) and node.id == "type" else node
+    """`T = type`, `map(id, items)`, `sorted(items, key=type)`."""
+    return _call(_asking, node, node) if isinstance(node, ast.Name) and node.id in _ASKING else node
 
 
 def _is_conversion(node: ast.expr) -> bool:

@@ -164,7 +164,7 @@ class AtPoint:
         symbolic: list[Size] = []
         sizes = self._symbolic_sizes(graph)
         for size in (size for size in sizes if size not in self._sizes):
-            if _names(size) <= known or not nested:
+            if {str(symbol) for symbol in size.free_symbols} <= known or not nested:
                 symbolic.append(size)
             else:  # of a body that has dimensions of its own
                 numbers = {each.symbol: sympy.Integer(self._point[each.name]) for each in graph.dimensions}
@@ -177,10 +177,6 @@ class AtPoint:
         if (sizes := self._symbolic.get(graph)) is None:
             sizes = self._symbolic[graph] = tuple(dict.fromkeys(size for size in sizes_of(graph) if not isinstance(size, int)))
         return sizes
-
-
-def _names(size: sympy.Expr) -> set[str]:
-    return {str(symbol) for symbol in size.free_symbols}
 
 
 def _has_inner(graph: Graph) -> bool:
