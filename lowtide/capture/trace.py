@@ -184,7 +184,8 @@ class Trace:
             leaving.own = frozenset(map(id, model.modules()))
             self.recorder.numbers = leaving.numbers
         self.data = self.recorder.data = Data(self.recorder.draft, self.fakes.all, slots)
-        self.in_parts = in_parts(self.fakes, ranks)
+        with self.own.are_the_same():  # they are found by what they are then
+            self.in_parts = in_parts(self.fakes, ranks)
         self.recorder.wholes = None if self.in_parts is None else self.in_parts.wholes
 
     @contextmanager

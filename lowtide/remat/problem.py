@@ -191,9 +191,8 @@ class RematProblem:
         ]
         makes = np.diff(problem.outputs_of.ptr) > 0
         once = _handed_over(graph)
-        may_repeat = (
-            np.array([each is not None and node not in once for each, node in zip(again, graph.nodes, strict=True)]) & ~views & makes
-        )
+        may_run_again = [each is not None and node not in once for each, node in zip(again, graph.nodes, strict=True)]
+        may_repeat = np.array(may_run_again, np.bool_) & ~views & makes
         clocks = Clocks(np.array(cost_us, np.float64), np.array(with_views(graph, issue_us), np.float64)) if issue_us else None
         return cls(
             problem=problem,
