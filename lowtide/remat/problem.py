@@ -190,7 +190,7 @@ class RematProblem:
             for index, node in enumerate(again)
         ]
         makes = np.diff(problem.outputs_of.ptr) > 0
-        once = _handed_over(graph)
+        once = handed_over(graph)
         may_run_again = [each is not None and node not in once for each, node in zip(again, graph.nodes, strict=True)]
         may_repeat = np.array(may_run_again, np.bool_) & ~views & makes
         clocks = Clocks(np.array(cost_us, np.float64), np.array(with_views(graph, issue_us), np.float64)) if issue_us else None
@@ -292,7 +292,7 @@ def pinned_powers(tensor_bytes: Bytes) -> Ints:
     return np.array([max(size - 1, 0).bit_length() for size in tensor_bytes.tolist()], np.int32)
 
 
-def _handed_over(graph: Graph) -> set[Node]:
+def handed_over(graph: Graph) -> set[Node]:
     """Nodes that make what the program leaves, and that others wait for: it is there from then on, and is not made again."""
     left, awaited = {value.storage for value in graph.outputs}, {before for node in graph.nodes for before in node.after}
     return {node for node in awaited if not left.isdisjoint(value.storage for value in node.results)}

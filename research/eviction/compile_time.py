@@ -18,6 +18,7 @@ from lowtide.cost.memory import counted_storages
 from lowtide.cost.symbolic import SymbolicProblem, symbolic_problem
 from lowtide.ir.graph import Graph, Node, Storage
 from lowtide.ir.operators.nodes import is_view, repeatable
+from lowtide.remat.problem import handed_over
 from research.orders.symbolic import symbolic_ready_list
 from research.recompute import Recomputation, Search
 
@@ -80,6 +81,7 @@ class _Branches:
         self.number = {storage: tensor for tensor, storage in enumerate(self.uses)}
         self.position = {graph.nodes[index]: position for position, index in enumerate(order)}
         self.index = {node: index for index, node in enumerate(graph.nodes)}
+        self.once = handed_over(graph)
         self.writers = {(before.storage, before.version): node for node in graph.nodes for before, _ in node.writes}
         self.end = len(order)
 
@@ -100,7 +102,12 @@ class _Branches:
         return Regeneration(tuple(map(self.index.__getitem__, nodes)), tuple(self.number[each] for each in recomputation.reads), until)
 
     def limit(self, node: Node) -> int:
-        """The position of the first node that writes over what a repetition of `node` reads; the end where none does."""
+        """The position of the first node that writes over what a repetition of `node` reads; the end where none does.
+
+        Its own position for what is made once.
+        """
+        if node in self.once:
+            return self.position[node]
         again = repeatable(node)
         assert again is not None  # nothing else is in a subgraph
         written = [self.writers.get((value.storage, value.version)) for value in again.inputs]
