@@ -37,7 +37,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup; tests=$$?; \
 	wait $$types || { echo "make test: mypy complains, above"; exit 1; }; exit $$tests
 
-# What `make test` leaves out: an hour and a half on two cores.
+# What `make test` leaves out: longer than that takes.
 test-long: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --long
 
