@@ -1,6 +1,7 @@
 """What the package's files import and name, found by parsing them: nothing is run, and imports within functions count too."""
 
 import ast
+import gc
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +22,19 @@ class Mention:
         return f"lowtide/{self.file}:{self.line} {self.name}"
 
 
+def parsed(source: str) -> ast.Module:
+    """A tree, which nobody should keep: the collector would look at all of its nodes again and again, as it does while it is made."""
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
+
+
 @cache  # many tests ask, and parsing takes long
 def imports(source: str, file: str) -> tuple[Mention, ...]:
     """What a file imports: `from a.b import c` is a.b.c, and so is the same thing said relatively."""
-    return tuple(_imports(ast.parse(source), file))
+    return tuple(_imports(parsed(source), file))
 
 
 def _imports(tree: ast.AST, file: str) -> Iterator[Mention]:
@@ -41,7 +51,7 @@ def _imports(tree: ast.AST, file: str) -> Iterator[Mention]:
 @cache
 def names(source: str, file: str) -> tuple[Mention, ...]:
     """What a file imports, and the dotted names that it reads through an import: `np.random.get_state` is numpy.random.get_state."""
-    return tuple(_names(ast.parse(source), file))
+    return tuple(_names(parsed(source), file))
 
 
 def _names(tree: ast.AST, file: str) -> Iterator[Mention]:

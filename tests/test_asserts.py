@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import PACKAGE
+from tests.imports import PACKAGE, parsed
+
+pytestmark = pytest.mark.xdist_group("source")  # one process parses all files, once
 
 # Rooms and files that read what came from a file: there even a kind is looked at by `errors.py`.
 OF_FILES = ("cpu/", "ir/", "lower/", "plan/", "problems/", "api/archive.py", "api/load.py", "api/save.py", "api/saved_check.py")
@@ -24,7 +26,7 @@ def kind(condition: ast.expr) -> str:
 
 def assertions(source: str) -> list[tuple[int, str]]:
     """Lines and kinds."""
-    return [(node.lineno, kind(node.test)) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+    return [(node.lineno, kind(node.test)) for node in ast.walk(parsed(source)) if isinstance(node, ast.Assert)]
 
 
 def sources(word: str) -> list[tuple[Path, str]]:
@@ -40,7 +42,7 @@ def test_assertions_only_narrow_what_lowtide_itself_has_made():
 
 
 def test_nobody_counts_on_an_assertion_that_fails():
-    handlers = [(path, node) for path, source in sources("AssertionError") for node in ast.walk(ast.parse(source))]
+    handlers = [(path, node) for path, source in sources("AssertionError") for node in ast.walk(parsed(source))]
     caught = [str(path) for path, node in handlers if isinstance(node, ast.ExceptHandler) and "AssertionError" in ast.dump(node)]
     assert caught == []
 

@@ -6,7 +6,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.imports import PACKAGE, Mention, circles, imports, in_package, is_private, modules_of, names, reached
+from tests.imports import PACKAGE, Mention, circles, imports, in_package, is_private, modules_of, names, parsed, reached
+
+pytestmark = pytest.mark.xdist_group("source")  # one process parses all files, once
 
 ROWS = (
     {"errors"},
@@ -72,7 +74,7 @@ def test_only_public_names_and_the_command_line_know_the_reference_solvers():
 
 def test_the_package_knows_nothing_of_the_bench():
     assert [str(mention) for mention in in_package(imports) if mention.name.split(".")[0] in ("bench", "tests")] == []
-    texts = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    texts = (node for path in PACKAGE.rglob("*.py") for node in ast.walk(parsed(path.read_text(encoding="utf-8"))))
     found = [node.value for node in texts if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [text for text in found if re.fullmatch(r"bench(\.\w+)*", text)] == []
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import PACKAGE
+from tests.imports import PACKAGE, parsed
+
+pytestmark = pytest.mark.xdist_group("source")  # one process parses all files, once
 
 DOCS = Path(__file__).parents[1] / "docs"
 FILES = DOCS / "files.md"
@@ -20,7 +22,7 @@ This page is written from the first lines of the files of `lowtide`, by `pytest 
 
 
 def first_sentence(path: Path) -> str:
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
+    text = " ".join((ast.get_docstring(parsed(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
     return re.split(r"(?<=[.?!])\s", text)[0]
 
 

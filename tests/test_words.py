@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import lowtide
+from tests.imports import parsed
+
+pytestmark = pytest.mark.xdist_group("source")  # one process parses all files, once
 
 ROOT = Path(__file__).parents[1]
 RETIRED = {  # what is no longer said, and what is said instead
@@ -70,7 +73,7 @@ def test_a_name_that_stands_for_nothing_is_found(source: str):
 
 def _bound(source: str) -> Iterator[tuple[int, str]]:
     """What a source gives a name: variables, parameters, attributes, functions, classes and what it imports, by line."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -146,7 +149,7 @@ def _public_docstrings() -> Iterator[tuple[str, str]]:
     for name in {*lowtide.__all__} - {*lowtide._FOLDERS}:
         path = ROOT / lowtide._MODULES.get(name, "lowtide.errors").replace(".", "/")  # not imported, as torch takes seconds
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
                 for each in (node, *(inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name[0] != "_")):
