@@ -151,13 +151,14 @@ def _captured(
             # without variables of functions that the program makes, as hooks that a forward adds
             watched = (at for at in beside.places if not holds_fakes(at.now() if isinstance(at.holder, CellType) else at.name))
             beside = replace(beside, places=tuple(watched))
+            summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
+            if kept:  # which holds what it shows
+                raise LeavingError(refilled or summed or "the program prints or logs")
             watch.refuse_survivors()
             if leaving is not None:
                 leaving.refuse_survivors()
-            summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
-            shows = "the program prints or logs" if kept else ""
-            if shows or ((refilled or summed) and (leaving is not None or not names)):
-                raise LeavingError(refilled or summed or shows)
+            if (refilled or summed) and (leaving is not None or not names):
+                raise LeavingError(refilled or summed)
             flags = FlagRecorder((*captured[-1].flags.memos, *memos))
             return tuple(replace(each, beside=beside, counted=refilled or replaced, flags=flags) for each in captured)
 

@@ -61,7 +61,15 @@ def fails(net: Net, hidden: Tensor) -> None:
         print(text)
 
 
-@pytest.mark.parametrize("show", [prints_parameters, prints_what_is_written_later, formats, texts, logs, fails])
+def what_holds_more(net: Net, hidden: Tensor) -> None:
+    print(net.state_dict().keys(), {"a": hidden}.keys())
+    try:
+        raise ValueError("too small", 1)
+    except ValueError as error:
+        print(error)
+
+
+@pytest.mark.parametrize("show", [prints_parameters, prints_what_is_written_later, formats, texts, logs, fails, what_holds_more])
 def test_a_step_shows_what_eager_shows(show: Callable[[Net, Tensor], object], capsys, caplog):
     shown = []
     for eagerly in (True, False):

@@ -18,7 +18,7 @@ import random
 import statistics
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MappingView
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -53,7 +53,7 @@ from lowtide.capture.effects.sums import (
     whole,
 )
 from lowtide.capture.recorder import Recorder
-from lowtide.capture.results import Number
+from lowtide.capture.results import Number, holds_fakes, is_result
 from lowtide.capture.sources import is_called_by_user
 from lowtide.ir import tree
 from lowtide.ir.graph import Slot, Value
@@ -204,10 +204,15 @@ def _noted(log: EffectLog) -> Showing:
         if not log.active or not (_shows(args) or is_called_by_user(sys._getframe(3))):
             return False
         leaves, rebuild = tree.flatten(without_stand_ins(args))
-        log.events.append((outlet, "put", tree.unflatten(rebuild, [as_shown(leaf.value) for leaf in leaves])))
+        log.events.append((outlet, "put", tree.unflatten(rebuild, [_as_text(as_shown(leaf.value)) for leaf in leaves])))
         return True
 
     return note
+
+
+def _as_text(item: Any) -> Any:
+    """What holds more of the capture than it shows, as keys of a dictionary and exceptions do, is shown by its text."""
+    return str(item) if isinstance(item, (BaseException, MappingView)) or (holds_fakes(item) and not is_result(item)) else item
 
 
 def _shown(showing: Showing) -> AbstractContextManager[None]:
