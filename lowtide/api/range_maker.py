@@ -164,7 +164,6 @@ class RangeMaker:
         return self._maker.for_range(FIXED)
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Capture and plan for the largest shapes."""
         with self._maker.machine.laboratory(self.capturing.trains) as laboratory:
             try:
                 traced = self._first(args, kwargs, laboratory)

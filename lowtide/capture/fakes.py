@@ -65,7 +65,6 @@ def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) ->
 
 
 def _whole(real: torch.Tensor, part: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """The fake of what `real` is a part of."""
     whole = WHOLE_OF[real]
     with mode:
         return nn.Parameter(torch.empty_strided(whole.shape, whole.stride, dtype=part.dtype, device=part.device), real.requires_grad)

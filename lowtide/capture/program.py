@@ -117,7 +117,7 @@ def _captured(
     def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
         watch, kept = LeakWatch(names), list[Callable[[], object]]()
         with (
-            _shown_on_failure(kept) if leaving is None and not names else nullcontext(),
+            _shown_on_failure(kept) if leaving is None else nullcontext(),
             set_aside(),
             put_back_on_failure(
                 (*functions, *methods_of(models), *(each for cls in type(optimizer).__mro__ for each in functions_of(cls))),
@@ -151,13 +151,14 @@ def _captured(
             # without variables of functions that the program makes, as hooks that a forward adds
             watched = (at for at in beside.places if not holds_fakes(at.now() if isinstance(at.holder, CellType) else at.name))
             beside = replace(beside, places=tuple(watched))
+            summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
+            if kept:  # which holds what it shows
+                raise LeavingError(refilled or summed or "the program prints or logs")
             watch.refuse_survivors()
             if leaving is not None:
                 leaving.refuse_survivors()
-            summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
-            shows = "the program prints or logs" if kept else ""
-            if (refilled or summed or shows) and (leaving is not None or not names):
-                raise LeavingError(refilled or summed or shows)
+            if (refilled or summed) and (leaving is not None or not names):
+                raise LeavingError(refilled or summed)
             flags = FlagRecorder((*captured[-1].flags.memos, *memos))
             return tuple(replace(each, beside=beside, counted=refilled or replaced, flags=flags) for each in captured)
 

@@ -230,7 +230,6 @@ def answer_all(setup: dict[str, Any], warm_up: Callable[[], object], answer: Cal
 
 
 def _warm_up() -> None:
-    """Import torch, and load the profiler."""
     from lowtide.cost.trial import take_level
 
     ones = [{"made": ["float32", [1], [1], "cpu"]}]

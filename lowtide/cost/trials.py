@@ -117,7 +117,6 @@ def _collect(node: Node, makers: Makers, steps: list[Node], all_makers: bool, de
 
 
 def _is_untried(maker: Node) -> bool:
-    """Whether a node cannot run in a trial."""
     return is_arithmetic(maker) or is_transfer(maker) or is_collective(maker) or maker.body is not None
 
 

@@ -75,7 +75,6 @@ def placements(graph: Graph) -> list[list[int]]:
 
 
 def _own(graph: Graph) -> list[Region]:
-    """Those that no other compiler runs."""
     return [Region.of(node) for node in graph.nodes if is_region(node) and not is_by_inductor(node)]
 
 

@@ -159,7 +159,6 @@ def _span(stage: _Stage) -> int:
 
 
 def _shape(stage: _Stage) -> tuple[int, ...]:
-    """Of what its first operator makes."""
     return ints(stage.nodes[0], there(stage.nodes[0].outputs[0]))
 
 

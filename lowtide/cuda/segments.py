@@ -132,7 +132,6 @@ class CachingAllocator:
         return self.blocks[pool.pop(position)[1]] if position < len(pool) else None
 
     def _segment(self, size: int) -> DeviceBlock:
-        """A new one, as one block."""
         block = DeviceBlock(self._next_address, segment_bytes(size), size <= SMALL_BYTES)
         self.blocks[block.address] = block
         self.reserved_bytes += block.size_bytes
@@ -149,7 +148,6 @@ class CachingAllocator:
         insort(self._free[rest.small], (rest.size_bytes, rest.address))
 
     def _take(self, block: DeviceBlock) -> None:
-        """Out of its pool's free ones."""
         pool = self._free[block.small]
         pool.pop(bisect_left(pool, (block.size_bytes, block.address)))
 

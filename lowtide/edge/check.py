@@ -170,7 +170,6 @@ class _PlanRun:
         return not block.starts or low < high
 
     def _run(self, step: int, node: EdgeNode) -> set[int]:
-        """Which blocks a step writes."""
         where = f"step {step} ({node.name})"
         views: dict[int, list[tuple[int, int]]] = {}
         for output, source, start in view_starts(self.graph, node):

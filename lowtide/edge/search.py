@@ -277,7 +277,6 @@ class Programme:
 
 
 def _ranked(reached: Reached, count: int) -> Ints:
-    """What was reached, the most hopeful first."""
     there = np.flatnonzero(reached.time_ps[:count] < NEVER)
     used = reached.used[there]
     keys = (*(used[:, space] for space in reversed(range(used.shape[1]))), used.sum(1), reached.time_ps[there] + reached.left_ps[there])

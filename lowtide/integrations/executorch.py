@@ -145,7 +145,6 @@ def _check(specs: Specs) -> None:
 
 
 def _left(space: Space, alignment: int, taken_bytes: int) -> Space:
-    """A memory without what others need of it."""
     room = None if space.capacity_bytes is None else space.capacity_bytes - taken_bytes
     if room is not None and room < 1:
         raise FormatError(f"memory {space.name}: expected more than the {taken_bytes} bytes of branches, got {space.capacity_bytes}")

@@ -193,7 +193,6 @@ def _items(metrics: MetricCollection) -> Callable[..., Any]:
 
 @contextmanager
 def _each(put: Iterator[tuple[nn.Module, dict[str, Any]]]) -> Iterator[None]:
-    """Several of `_instead` at once."""
     with ExitStack() as stack:
         for module, attributes in list(put):
             stack.enter_context(_instead(module, attributes))

@@ -75,7 +75,6 @@ def _made(parameter: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor, *
 
 
 def _first_sgd(op: Any, parameter: torch.Tensor, gradient: torch.Tensor, **settings: Any) -> torch.Tensor:
-    """Its momentum."""
     momentum = torch.empty_like(gradient)
     op([parameter], [gradient], [momentum], is_first_step=True, **settings)
     return momentum

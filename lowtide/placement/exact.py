@@ -204,7 +204,6 @@ class Exact(Anytime):
 
 
 def _is_open(best: Placement, capacity_bytes: int | None) -> bool:
-    """Whether there is something left to find out."""
     return best.status is (Status.FEASIBLE if capacity_bytes is None else Status.UNKNOWN)
 
 

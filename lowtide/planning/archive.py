@@ -75,7 +75,8 @@ class CandidateArchive:
         merged = self.archive.copy()
         merged.merge(more)
         whole = not more.interrupted and not more.out_of_time
-        known = dataclasses.replace(self, archive=merged, done=(*self.done, _without_cap(sweep)) if whole else self.done)
+        without_cap = dataclasses.replace(sweep, max_seconds=math.inf)  # which has not stopped it
+        known = dataclasses.replace(self, archive=merged, done=(*self.done, without_cap) if whole else self.done)
         return known._with_copies_ahead()
 
     def _with_copies_ahead(self) -> CandidateArchive:
@@ -204,8 +205,3 @@ class CandidateArchive:
         )
         plan = dataclasses.replace(plan, lower_bound_bytes=min(bound_bytes, plan.peak_bytes), cost_report=report)
         return dataclasses.replace(plan, algebra=rule_reports(candidate.applied_rules, plan))
-
-
-def _without_cap(sweep: Sweep) -> Sweep:
-    """A search that was not stopped by its cap of seconds is the same as one without."""
-    return dataclasses.replace(sweep, max_seconds=math.inf)

@@ -242,7 +242,6 @@ def _at_once(order: Sequence[int], waits: Mapping[int, int]) -> list[int]:
 
 
 def _in_order(plan: Plan, problem: OrderProblem, order: list[int]) -> Plan:
-    """The plan in another order of no higher peak."""
     report = None if plan.cost_report is None else _moved(plan.cost_report, plan.order, order)
     return in_order(dataclasses.replace(plan, cost_report=report), problem, order)
 

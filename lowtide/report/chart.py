@@ -198,7 +198,6 @@ def _phases(timeline: Timeline, at: Sequence[float], scale: Scale) -> tuple[Mark
 
 
 def _round_ticks(most: float, binary: bool = False) -> list[float]:
-    """A few round numbers up to `most`."""
     if most <= 0:
         return [0.0]
     base = 2.0 if binary else 10.0

@@ -108,7 +108,6 @@ def memory_viz(plan: Contents) -> dict[str, Any]:
 
 
 def _beside(tensors: Sequence[LiveTensor], address: int) -> Iterator[tuple[int, LiveTensor]]:
-    """One after another from an address on."""
     for tensor in tensors:
         yield address, tensor
         address += tensor.nbytes

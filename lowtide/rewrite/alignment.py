@@ -88,7 +88,8 @@ def _product(uses: Uses, node: Node) -> _Product | None:
     left, right = matrices
     if not isinstance(left, Value) or not isinstance(right, Value) or not is_row_by_row(result):
         return None
-    if node.op == _ADDMM and not _is_row(node.args[0], result):
+    bias = node.args[0]
+    if node.op == _ADDMM and not (isinstance(bias, Value) and bias.shape == result.shape[-1:]):  # one number for each column
         return None
     sizes = defaultdict[str, int](int)
     for value, names in ((left, "mk"), (right, "kn"), (result, "mn")):
@@ -103,11 +104,6 @@ def _product(uses: Uses, node: Node) -> _Product | None:
 def _has_tensor_cores(value: Value) -> bool:
     """Whether there are some where a value lies, for what it is of."""
     return value.dtype in _FAST and value.storage.device.startswith("cuda")
-
-
-def _is_row(bias: Arg, result: Value) -> bool:
-    """Whether it is one number for each column."""
-    return isinstance(bias, Value) and bias.shape == result.shape[-1:]
 
 
 def _missing(value: Value) -> tuple[int, int]:
@@ -164,7 +160,6 @@ def _padded(uses: Uses, product: _Product, known: _Known) -> Iterator[Node]:
 
 
 def _matrix(uses: Uses, node: Node, operand: _Operand, known: _Known) -> Generator[Node, None, Value]:
-    """The padded operand as the product reads it."""
     key = operand.rows, operand.more
     if key not in known:
         known[key] = yield from _with_zeros(uses, node, *key)

@@ -319,7 +319,6 @@ class StreamedTransfers:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's whole storage as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 

@@ -256,7 +256,6 @@ class Tokens:
         return self._object(item, kind, depth)
 
     def _bytes_of(self, item: Any, kind: type) -> Token:
-        """The token of an array."""
         size = memoryview(item).nbytes if not isinstance(item, np.ndarray) else item.nbytes
         if size > self._most_bytes or (numbers := _numbers(item)) is None:
             return kind, size, self._identity(item, f"{size:,} bytes of a {kind.__name__}")

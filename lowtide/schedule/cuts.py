@@ -178,19 +178,9 @@ def least_need(problem: OrderProblem, node: int, *, above_bytes: int = -1) -> Mi
     own_bytes = int(problem.own_bytes[node]) + problem.resident_bytes
     # Of several candidates one is taken over, whichever allows most: each is tried, as "any of them" is no project.
     enough_bytes = above_bytes - own_bytes
-    cuts = [_cut(problem, state, candidate, enough_bytes) for candidate in _candidates(problem, node, state)]
+    cuts = [cut_of(problem, state, candidate, enough_bytes) for candidate in _candidates(problem, node, state)]
     cheapest = min(cuts, key=lambda cut: cut.need_bytes)
     return MinimumCut(cheapest.need_bytes + own_bytes, cheapest.downset)
-
-
-def least_live(problem: OrderProblem, done: NDArray[np.bool_], later: NDArray[np.bool_]) -> MinimumCut:
-    """The least bytes alive after any downset that holds `done` [n] and nothing of `later` [n], with what is resident, and that downset.
-
-    `done` must be closed under predecessors, and `later` under successors.
-    """
-    state = np.where(done, _DONE, np.where(later, _LATER, _FREE)).astype(np.int8)
-    cut = _cut(problem, state, -1, -(2**62))
-    return MinimumCut(cut.need_bytes + problem.resident_bytes, cut.downset)
 
 
 def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> list[int]:
@@ -199,28 +189,28 @@ def _candidates(problem: OrderProblem, node: int, state: NDArray[np.int8]) -> li
     nodes = []
     for tensor in problem.take_ids[problem.take_ptr[node] : problem.take_ptr[node + 1]]:
         readers = ids[ptr[tensor] : ptr[tensor + 1]]
-        if not problem.kept[tensor] and np.count_nonzero(state[readers] == _LATER) == 1:  # that one is the node itself
+        if not problem.kept[tensor] and np.count_nonzero(state[readers] == LATER) == 1:  # that one is the node itself
             nodes.append(int(tensor))
     return nodes or [-1]
 
 
-def _cut(problem: OrderProblem, state: NDArray[np.int8], candidate: int, enough_bytes: int) -> MinimumCut:
+def cut_of(problem: OrderProblem, state: NDArray[np.int8], candidate: int, enough_bytes: int) -> MinimumCut:
     """The least bytes alive after a downset that `state` allows, less those of `candidate` where all its readers but one are in it.
 
     Where no more than `enough_bytes` are alive with none of the free nodes, or with all of them, that downset.
     """
     alive_bytes, free, cost, gain, arc_ptr, arc_ids = _network(candidate, state, problem.arrays)
     total_bytes = int(gain.sum())
-    for free_state, nbytes in ((_LATER, int(alive_bytes)), (_DONE, int(alive_bytes) + int(cost.sum()) - total_bytes)):
+    for free_state, nbytes in ((LATER, int(alive_bytes)), (DONE, int(alive_bytes) + int(cost.sum()) - total_bytes)):
         if nbytes <= enough_bytes:
-            return MinimumCut(nbytes, (state == _DONE) | (state == _FREE) & (free_state == _DONE))
+            return MinimumCut(nbytes, (state == DONE) | (state == FREE) & (free_state == DONE))
     flow_bytes, chosen = select(arc_ptr, arc_ids, cost, gain, _PHASES)  # stopped early it proves less, and chooses nothing
-    downset = state == _DONE
+    downset = state == DONE
     downset[free[chosen[: len(free)]]] = True
     return MinimumCut(int(alive_bytes) - (total_bytes - int(flow_bytes)), downset)
 
 
-_FREE, _DONE, _LATER = 0, 1, 2  # what a downset before the node holds: perhaps, always, never
+FREE, DONE, LATER = 0, 1, 2  # what a downset before the node holds: perhaps, always, never
 
 
 @kernel
@@ -228,16 +218,16 @@ def _states(node: Any, pred_ptr: Any, pred_ids: Any, succ_ptr: Any, succ_ids: An
     """[n] by node: done are the ancestors of `node`, later are its descendants and itself."""
     state = np.zeros(len(pred_ptr) - 1, np.int8)
     stack = np.empty(len(state), np.int32)
-    for mark, ptr, ids in ((_DONE, pred_ptr, pred_ids), (_LATER, succ_ptr, succ_ids)):
+    for mark, ptr, ids in ((DONE, pred_ptr, pred_ids), (LATER, succ_ptr, succ_ids)):
         stack[0], depth = node, 1
         while depth:
             depth -= 1
             at = stack[depth]
             for entry in range(ptr[at], ptr[at + 1]):
-                if state[ids[entry]] == _FREE:
+                if state[ids[entry]] == FREE:
                     state[ids[entry]] = mark
                     stack[depth], depth = ids[entry], depth + 1
-    state[node] = _LATER
+    state[node] = LATER
     return state
 
 
@@ -248,7 +238,7 @@ def _network(candidate: Any, state: Any, problem: Any) -> Any:
     Nodes that are always or never in the downset are no vertices: of a long graph most are, whichever node is asked about.
     """
     m = len(problem.tensor_bytes)
-    free = np.flatnonzero(state == _FREE)
+    free = np.flatnonzero(state == FREE)
     vertex, vertices = np.empty(len(state), np.int32), len(free)
     vertex[free] = np.arange(vertices)
     alive_bytes = np.int64(0)
@@ -260,18 +250,18 @@ def _network(candidate: Any, state: Any, problem: Any) -> Any:
             if problem.uses[problem.outputs_of.ids[entry]]:
                 cost[place] += problem.tensor_bytes[problem.outputs_of.ids[entry]]
         for entry in range(problem.preds.ptr[at], problem.preds.ptr[at + 1]):
-            if state[problem.preds.ids[entry]] == _FREE:
+            if state[problem.preds.ids[entry]] == FREE:
                 arc_ids[arcs], arcs = vertex[problem.preds.ids[entry]], arcs + 1
         arc_ptr[place + 1] = arcs
     for tensor in range(m):
         first, later = arcs, 0
         for entry in range(problem.readers.ptr[tensor], problem.readers.ptr[tensor + 1]):
             reader = problem.readers.ids[entry]
-            if state[reader] == _FREE:
+            if state[reader] == FREE:
                 arc_ids[arcs], arcs = vertex[reader], arcs + 1
-            elif state[reader] == _LATER:
+            elif state[reader] == LATER:
                 later += 1
-        is_made = problem.producer[tensor] < 0 or state[problem.producer[tensor]] == _DONE
+        is_made = problem.producer[tensor] < 0 or state[problem.producer[tensor]] == DONE
         dies = not problem.kept[tensor] and (later == 0 or tensor == candidate)  # a candidate's only later reader is the node itself
         if is_made and problem.uses[tensor] and (problem.kept[tensor] or arcs > first or later):
             alive_bytes += problem.tensor_bytes[tensor]

@@ -106,7 +106,6 @@ def _need_bytes(node: Any, problem: Any, left: Any) -> Any:
 
 @kernel(inner=True)
 def _reader_sums(readers: Any) -> NDArray[np.int64]:
-    """By tensor: the sum of its readers."""
     sums = np.zeros(len(readers.ptr) - 1, np.int64)
     for tensor in range(len(sums)):
         for entry in range(readers.ptr[tensor], readers.ptr[tensor + 1]):

@@ -285,7 +285,6 @@ class FissionSearch:
         return list(proposals)
 
     def _known(self, root: int, group: AlikeRegions) -> AlikeRegions:
-        """The same group as before, where it is."""
         return self._groups.setdefault((root, tuple((each.component, each.bits) for each in group.regions)), group)
 
 

@@ -23,7 +23,7 @@ from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
 from lowtide.schedule.base import Solver
 from lowtide.schedule.beam import Beam
-from lowtide.schedule.cuts import least_live
+from research.orders.live import least_live
 from research.orders.reduce import Group, Reduced, rebuild, split
 
 

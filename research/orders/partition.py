@@ -18,10 +18,10 @@ from lowtide.cost.memory import simulate
 from lowtide.problems.order import Bytes, OrderProblem
 from lowtide.schedule.base import Schedule, Solver, scheduled
 from lowtide.schedule.beam import Beam
-from lowtide.schedule.cuts import least_live
 from lowtide.schedule.exact import Exact
 from lowtide.schedule.greedy import ReversePostOrder
 from lowtide.schedule.repair import OrderLine
+from research.orders.live import least_live
 from research.orders.repeat import solve_once
 
 

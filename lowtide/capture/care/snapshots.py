@@ -91,7 +91,6 @@ class ModuleSnapshot:
                 yield name
 
     def _gone(self) -> Iterator[str]:
-        """What is no longer there."""
         now = self.module.__dict__
         yield from self.attributes.keys() - now.keys()
         for table in ("_parameters", "_buffers", "_modules"):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +26,10 @@ from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import all_replaced, listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches
 from lowtide.capture.data.facts import UnreadableError
-from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.effects.stand_ins import SHOWS_A_TENSOR, LeavingError
 from lowtide.capture.effects.sums import Term
 from lowtide.capture.formulas.dispatch import formula
+from lowtide.capture.sources import is_called_by_user
 from lowtide.ir.operators.row import ITEM
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ _hosts: list[_Host] = []  # of what is recorded, the innermost last
 def reading(recorder: Recorder) -> Iterator[None]:
     """While this lasts, functions that read tensors on the host read the example."""
     host = _Host(recorder)
-    own: dict[str, Callable[..., Any]] = {"tolist": host.tolist, "numpy": host.numpy, "__array__": host.array, "__format__": host.text}
+    own: dict[str, Callable[..., Any]] = {"tolist": host.tolist, "numpy": host.numpy, "__array__": host.array}
+    own |= {"__format__": host.text, "__repr__": host.representation}
     if recorder.numbers is not None:
         own["item"] = host.item
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [(FakeTensor, name, function) for name, function in own.items()]
@@ -124,9 +127,22 @@ class _Host:
 
     def text(self, tensor: torch.Tensor, spec: str) -> str:
         """For f"{tensor:.3f}"."""
-        if spec and self.recorder.numbers is not None and not tensor.dim():
-            return format(self.item(tensor), spec)
-        return _plainly(format, self.values(tensor, "Tensor.__format__"), spec) if spec else repr(tensor)
+        if not spec or tensor.dim() or isinstance(tensor, torch.nn.Parameter):
+            return _shown(tensor, sys._getframe(2))
+        if self.recorder.numbers is not None:
+            return self.item(tensor).__format__(spec)  # type: ignore[no-any-return]  # `format` itself may be another by now
+        return _plainly(format, self.values(tensor, "Tensor.__format__"), spec)  # type: ignore[no-any-return]
+
+    def representation(self, tensor: torch.Tensor) -> str:
+        """For `repr(tensor)` and `str(tensor)`."""
+        return _shown(tensor, sys._getframe(2))
+
+
+def _shown(tensor: torch.Tensor, frame: FrameType) -> str:
+    """A text for torch and lowtide: the user's own code would put it somewhere, or decide by it. `frame`: what asks for it."""
+    if is_called_by_user(frame):
+        raise LeavingError(SHOWS_A_TENSOR, converts=True)
+    return str(torch.Tensor.__repr__(tensor))  # type: ignore[no-untyped-call]
 
 
 @formula(_aten.tensor_split.tensor_indices_or_sections)

@@ -13,7 +13,7 @@ from lowtide.capture.care.contents import is_plain
 from lowtide.capture.effects.containers import Container
 from lowtide.capture.effects.draws import HostDraws
 from lowtide.capture.effects.identity import MadeAnew, UnlikeError, is_sure, resolved
-from lowtide.capture.effects.stand_ins import LeavingError, StaleError
+from lowtide.capture.effects.stand_ins import SHOWS_A_TENSOR, LeavingError, StaleError
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Term, recipe, results_in
 from lowtide.capture.results import holds_fakes, is_result
 from lowtide.errors import CaptureError
@@ -125,14 +125,13 @@ def outputs_of(
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
             raise CaptureError("a number that the program computes lies in an object that cannot be made again")
-        if any(type(leaf.value) is str and "FakeTensor(" in leaf.value for leaf in leaves):
-            shows = "a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself"
-            raise LeavingError(shows, converts=True)
         plainly |= any(type(leaf.value) in (int, float, str, bytes, complex, NumberExpression) for leaf in leaves)
         plain = tuple(None if index in at else leaf.value for index, leaf in enumerate(leaves))
         recipes = {index: recipe(leaves[index].value) for index in at}
         actions.append(Action(act, plain, recipes, rebuild, text, sum(len(results_in(leaves[index].value)) for index in at)))
         words.append(f"{text} {[_text(leaf) for leaf in leaves]}")
+        if "FakeTensor(" in words[-1]:  # a library has made a text of it
+            raise LeavingError(SHOWS_A_TENSOR, converts=True)
         lasting.append(bool(at) or not stays)
     outputs = StepOutputs(tuple(actions), relied_on, tuple(itertools.compress(words, lasting)), sums, conditions)
     return outputs, tuple(words), plainly

@@ -18,7 +18,7 @@ import random
 import statistics
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MappingView
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.turns import Replacing, all_replaced, listed, unasked
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
+from lowtide.capture.effects.code import shown
 from lowtide.capture.effects.containers import EffectLog
 from lowtide.capture.effects.draws import HostArray
 from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
@@ -39,6 +40,7 @@ from lowtide.capture.effects.sums import (
     NumberExpression,
     Term,
     as_python,
+    as_shown,
     earlier_of,
     emitters,
     in_program,
@@ -51,7 +53,7 @@ from lowtide.capture.effects.sums import (
     whole,
 )
 from lowtide.capture.recorder import Recorder
-from lowtide.capture.results import Number
+from lowtide.capture.results import Number, holds_fakes, is_result
 from lowtide.capture.sources import is_called_by_user
 from lowtide.ir import tree
 from lowtide.ir.graph import Slot, Value
@@ -97,7 +99,8 @@ def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]
     """Those that are given numbers, and what is called in the place of each."""
     yield json.JSONEncoder, "encode", _encoding
     yield from ((builtins, name, of) for name, of in {"len": _length, "max": _choice, "min": _choice, "sorted": _order}.items())
-    yield from ((builtins, name, lambda plain: lambda *args: text_of(plain, *args)) for name in ("repr", "format"))
+    yield builtins, "repr", lambda plain: lambda item: text_of(plain, item)
+    yield builtins, "format", lambda plain: lambda item, spec="": text_of(plain, shown(item), spec)
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
     yield from ((owner, name, _sized) for owner, names in _OF_SIZES.items() for name in names)
     for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
@@ -200,10 +203,16 @@ def _noted(log: EffectLog) -> Showing:
     def note(outlet: Outlet, args: tuple[Any, ...]) -> bool:
         if not log.active or not (_shows(args) or is_called_by_user(sys._getframe(3))):
             return False
-        log.events.append((outlet, "put", without_stand_ins(args)))
+        leaves, rebuild = tree.flatten(without_stand_ins(args))
+        log.events.append((outlet, "put", tree.unflatten(rebuild, [_as_text(as_shown(leaf.value)) for leaf in leaves])))
         return True
 
     return note
+
+
+def _as_text(item: Any) -> Any:
+    """What holds more of the capture than it shows, as keys of a dictionary and exceptions do, is shown by its text."""
+    return str(item) if isinstance(item, (BaseException, MappingView)) or (holds_fakes(item) and not is_result(item)) else item
 
 
 def _shown(showing: Showing) -> AbstractContextManager[None]:
@@ -270,7 +279,7 @@ class NumberOperands(TorchFunctionMode):
 
     def __init__(self, recorder: Recorder, handed_out: list[weakref.ref[Number]]) -> None:
         super().__init__()
-        self._recorder, self._handed_out = recorder, handed_out
+        self._recorder, self._handed_out, self.refusals = recorder, handed_out, recorder.refusals
         self._random = random.Random(0)
         self._values: dict[float, Value] = {}
         self._inputs: dict[int, Value] = {}

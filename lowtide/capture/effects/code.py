@@ -123,6 +123,11 @@ def number_of(item: Any) -> Any:
     return item.item() if issubclass(type(item), FakeTensor) else item
 
 
+def shown(item: Any) -> Any:
+    """What `format` writes for it: the number of a tensor that has no dimensions and is no parameter."""
+    return item if issubclass(type(item), FakeTensor) and (item.dim() or isinstance(item, nn.Parameter)) else number_of(item)
+
+
 _AS_SHOWN: dict[int, Callable[[Any], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
 _FIELD = re.compile(r"%[#0\- +]*\d*(?:\.\d+)?[hlL]?([a-zA-Z%])")
 
@@ -131,8 +136,7 @@ def formatted(value: Any, conversion: int, spec: Any) -> Any:
     """`f"{value!r:>8}"`."""
     if conversion in _AS_SHOWN:
         value = text_of(_AS_SHOWN[conversion], value)
-    elif issubclass(type(value), FakeTensor) and not value.dim():
-        value = number_of(value)
+    value = shown(value)
     return format(value, spec) if str(spec).endswith("c") else text_of(format, value, spec)  # `c` fails for some numbers
 
 

@@ -33,6 +33,9 @@ _NOT_WATCHED = (
 )  # fmt: skip
 
 
+SHOWS_A_TENSOR = "a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself"
+
+
 class LeavingError(CaptureError):
     """The program puts something outside, or wants a number that may be for that alone: a capture that follows it may know better."""
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.contents import is_plain
 from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
-from lowtide.capture.results import Number, is_number
+from lowtide.capture.results import Number, is_number, is_result
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 
@@ -43,6 +45,7 @@ _TEXTS_OF_TEXTS = {
     "capitalize", "center", "expandtabs", "ljust", "lower", "lstrip", "replace", "rjust", "rstrip", "strip", "title", "upper", "zfill",
 }  # fmt: skip
 _EXAMPLES: dict[type, Any] = {bool: False, int: 0, float: 0.0, str: "", tuple: ()}
+_A_TENSOR = type("Tensor", (), {})()
 _OF_TEXTS: dict[str, Callable[..., Any]] = {"len": len, "iter": iter, "getitem": operator.getitem, "contains": operator.contains}
 RELATIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
@@ -145,7 +148,7 @@ class EarlierNumber(Term):
 
 
 class NumberExpression(Term):
-    """An operation on numbers of which one at least is such a term."""
+    """An operation on numbers, or on what is shown, of which one at least is such a term or a tensor."""
 
     __slots__ = ("args", "function")
 
@@ -153,7 +156,8 @@ class NumberExpression(Term):
         terms = [each for each in args if isinstance(each, Term)]
         whole = function is not operator.truediv and all(isinstance(each, int) for each in args)
         kind = kind or (int if whole else float)
-        super().__init__(None, kind, terms[0].refusals, self._now if all(each.known for each in terms) else None)
+        known = all(each.known for each in terms) and not any(issubclass(type(each), FakeTensor) for each in args)
+        super().__init__(None, kind, terms[0].refusals if terms else emitters[-1].refusals, self._now if known else None)
         self.function, self.args = function, args
 
     def _now(self) -> Any:
@@ -181,24 +185,31 @@ class TextExpression(NumberExpression):
 
 def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
-    if not any(map(is_term, numbers_in(args))):
+    if not any(map(is_term, numbers_in(args))) and not any(issubclass(type(leaf.value), FakeTensor) for leaf in tree.flatten(args)[0]):
         return function(*args)
     return put_together(function, args, str)
 
 
 def put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
-    """What a function makes of numbers wherever they are in its arguments: each step calls it again."""
+    """What a function makes of numbers and tensors wherever they are in its arguments: each step calls it again."""
     leaves, rebuild = tree.flatten(without_stand_ins(args))
-    if kind is str and any(isinstance(leaf.value, torch.Tensor) for leaf in leaves):
-        return function(*args)
 
     def text(*items: Any) -> Any:
         return function(*tree.unflatten(rebuild, items))
 
     text.__name__ = "".join((function.__name__, *(leaf.where for leaf in leaves)))
-    text(*(_EXAMPLES[leaf.value.kind] if isinstance(leaf.value, Term) else leaf.value for leaf in leaves))
+    text(*(_EXAMPLES.get(kind_of(leaf.value), _A_TENSOR) if is_result(leaf.value) else leaf.value for leaf in leaves))
     expression = NumberExpression if kind is float else TextExpression
-    return expression(text, tuple(leaf.value for leaf in leaves), kind)
+    return expression(text, tuple(as_shown(leaf.value) for leaf in leaves), kind)
+
+
+def as_shown(item: Any) -> Any:
+    """A tensor as it is now: what is made of it later has to show that, and by then its memory may hold something else."""
+    if not issubclass(type(item), FakeTensor):
+        return item
+    with torch.no_grad():
+        copied = item.detach().clone()
+    return NumberExpression(nn.Parameter, (copied, item.requires_grad), nn.Parameter) if isinstance(item, nn.Parameter) else copied
 
 
 def kind_of(item: Any) -> type:

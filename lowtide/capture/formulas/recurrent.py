@@ -53,7 +53,6 @@ def _stepwise(op: OpOverload, given: Tensor, *arguments: Any) -> Any:
 
 @formula(_ATEN.lstm.data, _ATEN.gru.data, _ATEN.rnn_tanh.data, _ATEN.rnn_relu.data)
 def _of_lengths(op: OpOverload, given: Tensor, *arguments: Any) -> Any:
-    """Of packed sequences."""
     return _by_aten(op, -3, given, *arguments)
 
 

@@ -302,7 +302,6 @@ class StepGraphs:
         return outputs
 
     def _captured(self, device: CudaGraphs, entry: _Entry, layout: _Layout, call: GraphedCall) -> list[Any]:
-        """Capture the program, and run it so."""
         copied, dtypes = entry.capturable.batch if entry.copies else (), () if entry.numbers is None else entry.numbers.dtypes
         layout = layout.with_copies(call.inputs, copied, device.align_bytes, len(dtypes))
         block, seen, given = self._block_for(device, layout, call), entry.latest, [*call.inputs]
@@ -359,7 +358,6 @@ class StepGraphs:
 
 
 def _run_of(graph: _Captured, inputs: Sequence[Any]) -> list[Any]:
-    """Copy in, replay, copy out."""
     for at, copy in graph.copies:
         copy.copy_(_span(inputs[at]))
     graph.handle.replay()
