@@ -343,7 +343,7 @@ def _losses(model: nn.Module, read: Callable[[], float], change: Callable[[], An
     return [*losses, step(x).clone(), step(x).clone()]
 
 
-def _are_alike(make: Callable[[], tuple[nn.Module, Callable[[], float], Callable[[], Any]]], announced: bool) -> None:
+def are_alike(make: Callable[[], tuple[nn.Module, Callable[[], float], Callable[[], Any]]], announced: bool) -> None:
     """The losses are eager's in every step, or it was said which place is not compared."""
     results = []
     with warnings.catch_warnings(record=True) as said:
@@ -363,7 +363,7 @@ def _are_alike(make: Callable[[], tuple[nn.Module, Callable[[], float], Callable
 
 @pytest.mark.parametrize("case", _CASES)
 def test_a_change_of_what_the_loss_reads_is_noticed_or_was_announced(case: str) -> None:
-    _are_alike(lambda: (nn.Linear(3, 2), *_CASES[case]()), announced=case.startswith("huge") or "too deep" in case)
+    are_alike(lambda: (nn.Linear(3, 2), *_CASES[case]()), announced=case.startswith("huge") or "too deep" in case)
 
 
 def _local() -> threading.local:
@@ -409,7 +409,7 @@ def test_a_change_of_what_the_model_reads_is_noticed_or_was_announced(case: str)
         model = _Scaled(make(), read)
         return model, lambda: 1.0, lambda: change(model.held)
 
-    _are_alike(made, announced=case.startswith("huge"))
+    are_alike(made, announced=case.startswith("huge"))
 
 
 def test_an_ordinary_loss_is_told_nothing_and_captured_once() -> None:
