@@ -31,7 +31,7 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 
-from lowtide.base.places import ABSENT, attributes, behind, in_context
+from lowtide.base.places import attributes, behind, in_context
 
 _KERNELS = (  # which choose how something is computed
     torch._C._get_deterministic_algorithms,
