@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn, optim
 
 import lowtide
-from tests.capture.test_reads_between_steps import Case, are_alike
 from tests.leaving import Attributes, Meter, Net, check, square
+from tests.reads import Case, are_alike
 
 RATE = 1.0
 

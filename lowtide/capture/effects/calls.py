@@ -30,6 +30,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.turns import Replacing, all_replaced, listed, unasked
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
+from lowtide.capture.effects.code import shown, teller
 from lowtide.capture.effects.containers import EffectLog
 from lowtide.capture.effects.draws import HostArray
 from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
@@ -97,7 +98,7 @@ def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]
     """Those that are given numbers, and what is called in the place of each."""
     yield json.JSONEncoder, "encode", _encoding
     yield from ((builtins, name, of) for name, of in {"len": _length, "max": _choice, "min": _choice, "sorted": _order}.items())
-    yield from ((builtins, name, lambda plain: lambda *args: text_of(plain, *args)) for name in ("repr", "format"))
+    yield from ((builtins, name, lambda plain: lambda *args: shown(plain, *args)) for name in ("repr", "format"))
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
     yield from ((owner, name, _sized) for owner, names in _OF_SIZES.items() for name in names)
     for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
@@ -200,6 +201,7 @@ def _noted(log: EffectLog) -> Showing:
     def note(outlet: Outlet, args: tuple[Any, ...]) -> bool:
         if not log.active or not (_shows(args) or is_called_by_user(sys._getframe(3))):
             return False
+        args = tuple(shown(str, each) if teller("str", each) else each for each in args)  # as it is now
         log.events.append((outlet, "put", without_stand_ins(args)))
         return True
 
