@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import filterfalse, zip_longest
 from types import CellType
 from typing import Any
 
@@ -34,6 +34,7 @@ from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder, containers_of
 from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
 from lowtide.capture.optimizers.scalars import UndecidedError
@@ -148,9 +149,7 @@ def _captured(
             follower.turn_back()
             FlagRecorder(memos).put_back()
             follower.forget()
-            # without variables of functions that the program makes, as hooks that a forward adds
-            watched = (at for at in beside.places if not holds_fakes(at.now() if isinstance(at.holder, CellType) else at.name))
-            beside = replace(beside, places=tuple(watched))
+            beside = replace(beside, places=tuple(filterfalse(_is_of_program, beside.places)))
             summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
             if kept:  # which holds what it shows
                 raise LeavingError(refilled or summed or "the program prints or logs")
@@ -169,6 +168,15 @@ def _captured(
     before, captured = captured, captures(at_once=leaves)
     pairs = zip_longest(captured, before[: len(captured)], fillvalue=before[-1])
     return tuple(replace(each, outputs=each.outputs.resolved(old.outputs)) for each, old in pairs)
+
+
+def _is_of_program(place: Position) -> bool:
+    """Whether a variable is of a function that the program makes, as hooks that a forward adds: it holds what was computed.
+
+    What stands for a number in an object of the caller's does so still.
+    """
+    item = place.now() if isinstance(place.holder, CellType) else place.name
+    return type(item) is EarlierNumber or holds_fakes(item, but=(EarlierNumber,))
 
 
 @contextmanager

@@ -193,9 +193,9 @@ def is_result(item: Any) -> bool:
     return isinstance(item, (torch.Tensor, Number))
 
 
-def holds_fakes(item: Any) -> bool:
-    """Whether there is something that the program has computed in an object, or in what it holds."""
-    return tree.holds(item, lambda piece: issubclass(type(piece), (Number, FakeTensor)))
+def holds_fakes(item: Any, but: tuple[type, ...] = ()) -> bool:
+    """Whether there is something that the program has computed in an object, or in what it holds, but for what is of these classes."""
+    return tree.holds(item, lambda piece: issubclass(type(piece), (Number, FakeTensor)) and type(piece) not in but)
 
 
 def beside(result: Any, returned: Any) -> Any:

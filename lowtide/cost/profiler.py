@@ -129,7 +129,7 @@ def interleaved_us(calls: dict[str, Call], repeats: int = 10, warmup: int = 2, d
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"expected repeats >= 1 and warmup >= 0, got repeats={repeats}, warmup={warmup}")
-    wait = _waiter(device)
+    wait: Callable[[], None] = (lambda: torch.cuda.synchronize(device)) if _is_cuda(device) else (lambda: None)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(warmup):
         for call in calls.values():
@@ -156,11 +156,6 @@ def _once_us(call: Call, wait: Callable[[], None]) -> float:
     taken_us = (time.perf_counter_ns() - start) / 1e3
     del result  # held until here: letting it go is the caller's time, not the call's
     return taken_us
-
-
-def _waiter(device: str) -> Callable[[], None]:
-    """What waits until the device has done all it was told."""
-    return (lambda: torch.cuda.synchronize(device)) if _is_cuda(device) else (lambda: None)
 
 
 def _peaks_on_cuda(calls: Iterable[Call], device: str) -> list[Measured]:

@@ -100,11 +100,6 @@ def _is_tensor(item: Any) -> bool:
     return hasattr(type(item), "untyped_storage")
 
 
-def _is_computed(item: Any) -> bool:
-    """A tensor, or a number that a capture follows."""
-    return _is_tensor(item) or hasattr(type(item), "as_value")
-
-
 def _is_closed(item: Any) -> bool:
     kind = type(item)
     return kind in _PLAIN or isinstance(item, _CLOSED) or _is_tensor(item) or any(hasattr(kind, name) for name in _PLACES)
@@ -135,7 +130,7 @@ def _open(tree: Any) -> OpenedContainer | None:
             return opened
     if dataclasses.is_dataclass(tree):
         return _open_object(tree, [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)])
-    if not holds(tree, _is_computed):
+    if not holds(tree, lambda item: _is_tensor(item) or hasattr(type(item), "as_value")):
         return None
     if isinstance(tree, (set, frozenset)):
         return OpenedContainer([(f"[{index}]", item) for index, item in enumerate(tree)], type(tree))

@@ -31,7 +31,7 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 
-from lowtide.base.places import ABSENT, attributes, behind, in_context
+from lowtide.base.places import attributes, behind, in_context
 
 _KERNELS = (  # which choose how something is computed
     torch._C._get_deterministic_algorithms,
@@ -249,10 +249,9 @@ class Tokens:
             self._watch.question(in_context, item)
             return Identity(item), self._of(in_context(item), depth + 1)
         if isinstance(item, (np.ndarray, array.array, bytearray)):
-            own = None if (named := attributes(item)) is ABSENT else self._entries(named, depth)  # of a class of its own: a mask, say
-            return self._bytes_of(item, kind), own
+            return self._bytes_of(item, kind), self._of(attributes(item), depth)  # of a class of its own: a mask, say
         if isinstance(item, _CONTAINERS):
-            return self._container(item, kind, depth)
+            return self._container(item, kind, depth), self._of(attributes(item), depth)
         return self._object(item, kind, depth)
 
     def _bytes_of(self, item: Any, kind: type) -> Token:

@@ -4,7 +4,6 @@ import collections
 import contextvars
 import functools
 import math
-import sys
 import threading
 import types
 import warnings
@@ -20,12 +19,10 @@ from torch import nn
 
 import lowtide
 from tests.api.networks import sgd
+from tests.reads import HELPERS, Case, are_alike
 
 N = types.SimpleNamespace
-_helpers = types.ModuleType("helpers_of_a_loss")
-exec("def helper(number):\n    return number * 2.0\n", _helpers.__dict__)
 
-Case = tuple[Callable[[], float], Callable[[], Any]]  # what is read in each step, and what changes it
 _KEPT: list[Any] = []  # what weak references lead to
 _CASES: dict[str, Callable[[], Case]] = {}
 
@@ -307,8 +304,8 @@ def _imports_itself() -> float:
 _CASES["function of torch"] = _patched(F, "relu", lambda number: number * 3, lambda: F.relu(torch.ones(())))
 _CASES["method of torch"] = _patched(torch.Tensor, "relu", lambda number: number * 3, lambda: torch.Tensor.relu(torch.ones(())))
 _CASES["function of Python's"] = _patched(math, "sqrt", lambda _: 3.0, lambda: math.sqrt(4.0))
-_CASES["function of a module"] = _patched(_helpers, "helper", lambda _: 3.0, lambda: _helpers.helper(1.0))
-_CASES["function that is imported within"] = _patched(_helpers, "helper", lambda _: 3.0, _imports_itself)
+_CASES["function of a module"] = _patched(HELPERS, "helper", lambda _: 3.0, lambda: HELPERS.helper(1.0))
+_CASES["function that is imported within"] = _patched(HELPERS, "helper", lambda _: 3.0, _imports_itself)
 
 
 class _Scaled(nn.Module):
@@ -322,48 +319,9 @@ class _Scaled(nn.Module):
         return self.linear(x) * self.read(self.held)
 
 
-def _losses(model: nn.Module, read: Callable[[], float], change: Callable[[], Any], captured: bool) -> list[torch.Tensor]:
-    """Of a step before the change, and two after it."""
-    optimizer, x = sgd(model), torch.linspace(-1, 1, 12).reshape(4, 3)
-
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return model(x).square().mean() * read()
-
-    def eager(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        result = loss(model, x)
-        result.backward()
-        optimizer.step()
-        return result.detach()
-
-    planning, run = lowtide.Planning(progress=False, workspaces=False), lowtide.Run(check="never", arena="never")
-    step = lowtide.optimize(model, (x,), loss=loss, optimizer=optimizer, planning=planning, run=run) if captured else eager
-    losses = [step(x).clone()]
-    change()
-    return [*losses, step(x).clone(), step(x).clone()]
-
-
-def _are_alike(make: Callable[[], tuple[nn.Module, Callable[[], float], Callable[[], Any]]], announced: bool) -> None:
-    """The losses are eager's in every step, or it was said which place is not compared."""
-    results = []
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for captured in (False, True):
-            with pytest.MonkeyPatch.context() as patch:  # what a case replaces is put back
-                patch.setitem(sys.modules, _helpers.__name__, _helpers)
-                for owner, name in ((F, "relu"), (torch.Tensor, "relu"), (math, "sqrt"), (_helpers, "helper")):
-                    patch.setattr(owner, name, getattr(owner, name))
-                torch.manual_seed(0)
-                results.append(contextvars.copy_context().run(_losses, *make(), captured))
-    told = [str(each.message) for each in said if "not compared in each call" in str(each.message)]
-    assert bool(told) == announced
-    assert announced or all(map(torch.equal, *results))
-    assert not torch.equal(results[0][0], results[0][1])
-
-
 @pytest.mark.parametrize("case", _CASES)
 def test_a_change_of_what_the_loss_reads_is_noticed_or_was_announced(case: str) -> None:
-    _are_alike(lambda: (nn.Linear(3, 2), *_CASES[case]()), announced=case.startswith("huge") or "too deep" in case)
+    are_alike(lambda: (nn.Linear(3, 2), *_CASES[case]()), announced=case.startswith("huge") or "too deep" in case)
 
 
 def _local() -> threading.local:
@@ -409,7 +367,7 @@ def test_a_change_of_what_the_model_reads_is_noticed_or_was_announced(case: str)
         model = _Scaled(make(), read)
         return model, lambda: 1.0, lambda: change(model.held)
 
-    _are_alike(made, announced=case.startswith("huge"))
+    are_alike(made, announced=case.startswith("huge"))
 
 
 def test_an_ordinary_loss_is_told_nothing_and_captured_once() -> None:

@@ -76,3 +76,36 @@ def test_conversions_that_change_nothing():
 
     for expected, found in zip(run(False), run(True), strict=True):
         assert torch.equal(expected, found)
+
+
+def _appended(model: Net) -> None:
+    model.grown.append(nn.Parameter(torch.ones(4)))
+
+
+def _replaced(model: Net) -> None:
+    model.linear.weight = nn.Parameter(torch.ones(4, 4))
+
+
+def _made(model: Net) -> None:
+    model.criterion = nn.MSELoss()
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [(_appended, "'grown'.*'0'"), (_replaced, "'linear'.*'weight'"), (_made, "'Net'.*'criterion'")],
+)
+def test_a_parameter_or_module_that_the_program_puts_into_the_model(change, where):
+    """Though it has not looked before at what lay there."""
+    model = Net()
+    model.grown = nn.ParameterList()
+    names, weight = [*model.state_dict()], model.linear.weight
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        change(model)
+        return square(model, x)
+
+    with pytest.raises(lowtide.CaptureError, match=f"module {where} in its forward.*call the model once before"):
+        lowtide.optimize(model, torch.ones(6, 4), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1))
+    assert [*model.state_dict()] == names
+    assert len(model.grown) == 0
+    assert model.linear.weight is weight

@@ -117,7 +117,7 @@ class Findings:
 
         Not what it has computed: that is followed elsewhere.
         """
-        return [(place, now) for place, _ in self._put() if is_put(now := place.now())]
+        return [(place, now) for place, _ in self._put() if is_put(now := place.own())]
 
     def _put(self) -> Iterator[tuple[Position, Any]]:
         """Places that it writes alone, and what lay there where that is known."""
@@ -143,7 +143,7 @@ class Findings:
 
     def take_back(self) -> None:
         for place, before in [*self._put()]:
-            if not is_put(place.now()):
+            if not is_put(place.own()):
                 continue
             if (id(place.holder), place.name) in self._written:
                 self._written.put_back(place.holder, place.name)

@@ -43,11 +43,14 @@ from lowtide.kernels.optimizers import each_of
 
 _PACKAGE = __name__.partition(".")[0]
 INTEGRATIONS = f"{PACKAGE_FOLDER}integrations{os.sep}"
+_LEADING = (INTEGRATIONS, noted.__code__.co_filename)  # a class that notes what is written has functions in the places of its own
 _DEEPEST, _DEEPEST_OF_MODULES, _LARGEST = 32, 4, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 _BY_OTHERS = nn.Module, torch.Tensor, *PLAIN  # of these the walk over modules and their state asks
-_CODE = (types.FunctionType, types.MethodType, functools.partial, classmethod, staticmethod, property)
+_MEMBERS = (classmethod, staticmethod, property, functools.cached_property)
+_WITHIN = ("__func__", "fget", "fset", "fdel", "func")  # of these, their functions
+_CODE = (types.FunctionType, types.MethodType, functools.partial, *_MEMBERS)
 _METHODS = types.BuiltinMethodType, types.MethodWrapperType
 _OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__"
 
@@ -136,6 +139,8 @@ class Follower(Findings):
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
         self._touched.add((id(item), name))
+        if hasattr(type(of_class := static_attribute(type(item), name)), "__set__"):  # a property's function does what is to be done
+            self._follow(of_class)
         if id(item) not in self._seen and not isinstance(item, nn.Module) and attributes(item) == {}:
             self._born[id(item)] = item
         if id(item) in self._followed or is_slot(item, name):
@@ -182,10 +187,9 @@ class Follower(Findings):
             self.note(item, "keywords", "the keywords of a partial", "its making")
             for piece in (item.func, *item.args, *item.keywords.values()):
                 self._follow(piece)
-        elif isinstance(item, (classmethod, staticmethod)):
-            self._follow(item.__func__)
-        elif isinstance(item, property):
-            self._follow(item.fget)
+        elif isinstance(item, _MEMBERS):
+            for name in _WITHIN:
+                self._follow(getattr(item, name, None))
         elif isinstance(item, types.FunctionType):
             self._of_function(item)
         elif isinstance(item, type):
@@ -218,6 +222,9 @@ class Follower(Findings):
             self._contents.append((item, held_now))
         for piece in held_now.values():
             self._follow(piece, depth + 1)
+        if is_written_by_user(type(item)):
+            self._of_class(type(item), all_functions=True)
+            self._follow(attributes(item), depth + 1)
 
     def _of_moving(self, item: Any, depth: int) -> None:
         """With what it rests on: iterators and files, a function that it calls."""
@@ -258,7 +265,7 @@ class Follower(Findings):
         """Its variables, the globals that it names, its defaults."""
         code, table = function.__code__, function.__globals__
         if code.co_filename.startswith(PACKAGE_FOLDER):  # of an integration; what a capture itself puts around things ends with it
-            for cell in function.__closure__ or () if code.co_filename.startswith(INTEGRATIONS) else ():
+            for cell in function.__closure__ or () if code.co_filename.startswith(_LEADING) else ():
                 self._follow(Position.of(cell).now())
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))

@@ -45,6 +45,7 @@ class ModuleSnapshot:
     def begin(self) -> None:
         """Fakes are in their places: the program begins."""
         self.swapped, self.buffers = dict(self.module.__dict__), dict(self.module._buffers)
+        self.registered = {**self.module._parameters, **self.module._modules}
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """Where the program has put another tensor, parameters aside, and that tensor."""
@@ -67,7 +68,9 @@ class ModuleSnapshot:
         """
         memos = [memo.place.name for memo in reads.memos_of(self.name, self.module)]
         gone = (name for name in self._gone() if name not in memos)
-        for name in (*self._counted(following, [*reads.put(self.module), *memos]), *gone, *self._rested_on(reads, memos)):
+        now = {**self.module._parameters, **self.module._modules}
+        new = (name for name, item in now.items() if item is not None and item is not self.registered.get(name))
+        for name in (*self._counted(following, [*reads.put(self.module), *memos]), *gone, *self._rested_on(reads, memos), *new):
             raise LeavingError(refusal(self.name, name))
 
     def _counted(self, following: Callable[[], OfCall] | None, put: list[str]) -> Iterator[str]:

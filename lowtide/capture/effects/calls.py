@@ -30,7 +30,7 @@ from lowtide.base.kernels import COMPILING
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.turns import Replacing, all_replaced, listed, unasked
 from lowtide.capture.data.data_shapes import check_of_caller, failed_check
-from lowtide.capture.effects.code import shown
+from lowtide.capture.effects.code import as_formatted, shown, teller
 from lowtide.capture.effects.containers import EffectLog
 from lowtide.capture.effects.draws import HostArray
 from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
@@ -99,8 +99,8 @@ def _functions(operands: NumberOperands) -> Iterator[tuple[Any, str, Replacing]]
     """Those that are given numbers, and what is called in the place of each."""
     yield json.JSONEncoder, "encode", _encoding
     yield from ((builtins, name, of) for name, of in {"len": _length, "max": _choice, "min": _choice, "sorted": _order}.items())
-    yield builtins, "repr", lambda plain: lambda item: text_of(plain, item)
-    yield builtins, "format", lambda plain: lambda item, spec="": text_of(plain, shown(item), spec)
+    yield builtins, "repr", lambda plain: lambda item: shown(plain, item)
+    yield builtins, "format", lambda plain: lambda item, spec="": shown(plain, as_formatted(item), spec)
     yield from ((module, name, _of_fractions) for module, names in _OF_FRACTIONS.items() for name in names)
     yield from ((owner, name, _sized) for owner, names in _OF_SIZES.items() for name in names)
     for name in _YES_OR_NO | _WHOLE | MATH_FUNCTIONS:
@@ -203,8 +203,8 @@ def _noted(log: EffectLog) -> Showing:
     def note(outlet: Outlet, args: tuple[Any, ...]) -> bool:
         if not log.active or not (_shows(args) or is_called_by_user(sys._getframe(3))):
             return False
-        leaves, rebuild = tree.flatten(without_stand_ins(args))
-        log.events.append((outlet, "put", tree.unflatten(rebuild, [_as_text(as_shown(leaf.value)) for leaf in leaves])))
+        leaves, rebuild = tree.flatten(without_stand_ins(tuple(shown(str, each) if teller("str", each) else each for each in args)))
+        log.events.append((outlet, "put", tree.unflatten(rebuild, [_as_text(as_shown(leaf.value)) for leaf in leaves])))  # as it is now
         return True
 
     return note

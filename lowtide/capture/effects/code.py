@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.base.places import ABSENT, Position
 from lowtide.capture.effects.sums import NumberExpression, Term, is_term, numbers_in, text_of, whole
 from lowtide.capture.results import is_number
+from lowtide.capture.sources import is_users
 
 _NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "IMPORT_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 IMPORT = "import "
@@ -107,7 +108,7 @@ def converted(kind: Any, *args: Any, **options: Any) -> Any:
         return kind(*args, **options)
     (item,) = args
     if kind is str:
-        return text_of(str, item)
+        return shown(str, item)
     if isinstance(item, (torch.SymInt, torch.SymFloat)):
         return torch.sym_float(item) if kind is float else torch.sym_int(item)
     number = number_of(item)
@@ -123,21 +124,37 @@ def number_of(item: Any) -> Any:
     return item.item() if issubclass(type(item), FakeTensor) else item
 
 
-def shown(item: Any) -> Any:
+def as_formatted(item: Any) -> Any:
     """What `format` writes for it: the number of a tensor that has no dimensions and is no parameter."""
     return item if issubclass(type(item), FakeTensor) and (item.dim() or isinstance(item, nn.Parameter)) else number_of(item)
 
 
 _AS_SHOWN: dict[int, Callable[[Any], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
+_FORMAT, _PLAIN_FORMAT = format, vars(object)["__format__"]  # Python's own, as another function is there during a capture
 _FIELD = re.compile(r"%[#0\- +]*\d*(?:\.\d+)?[hlL]?([a-zA-Z%])")
 
 
 def formatted(value: Any, conversion: int, spec: Any) -> Any:
     """`f"{value!r:>8}"`."""
     if conversion in _AS_SHOWN:
-        value = text_of(_AS_SHOWN[conversion], value)
-    value = shown(value)
-    return format(value, spec) if str(spec).endswith("c") else text_of(format, value, spec)  # `c` fails for some numbers
+        value = shown(_AS_SHOWN[conversion], value)
+    elif not spec and type(value).__format__ is _PLAIN_FORMAT:
+        value = shown(str, value)
+    value = as_formatted(value)
+    return format(value, spec) if str(spec).endswith("c") else shown(_FORMAT, value, spec)  # `c` fails for some numbers
+
+
+def shown(function: Callable[..., str], item: Any, *spec: Any) -> Any:
+    """What `str`, `repr` or `format` makes of something: what the user's class says, which may be a text of such numbers."""
+    return text_of(function, item, *spec) if (text := teller(function.__name__, item)) is None else text(*spec)
+
+
+def teller(name: str, item: Any) -> Callable[..., Any] | None:
+    """The function of the user's that Python calls for a text; None where it is another one."""
+    method = getattr(type(item), f"__{name}__", None)
+    if isinstance(method, types.FunctionType):
+        return functools.partial(method, item) if is_users(method) else None
+    return teller("repr", item) if name == "str" and method is object.__str__ else None
 
 
 def joined(*pieces: Any) -> Any:
@@ -148,10 +165,13 @@ def joined(*pieces: Any) -> Any:
 def modulo(one: Any, two: Any) -> Any:
     """`"%.3f" % x`, and the remainder of numbers."""
     values = two if type(two) is tuple else (two,)
-    if type(one) is not str or not any(is_term(each) or type(each) is FakeTensor for each in (*values, *numbers_in(values))):
-        return operator.mod(one, two)
-    letters = [each for each in _FIELD.findall(one) if each != "%"]
+    letters = [each for each in _FIELD.findall(one) if each != "%"] if type(one) is str else []
     if len(letters) != len(values):
+        return operator.mod(one, two)
+    values = tuple(
+        shown(str, each) if letter == "s" and teller("str", each) else each for letter, each in zip(letters, values, strict=True)
+    )
+    if not any(is_term(each) or type(each) is FakeTensor for each in (*values, *numbers_in(values))):
         return operator.mod(one, two)
     values = tuple(each if letter in "sra" else number_of(each) for letter, each in zip(letters, values, strict=True))
     fractions = {letter for letter, each in zip(letters, values, strict=True) if is_term(each) and each.kind is float}

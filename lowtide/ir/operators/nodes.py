@@ -41,7 +41,9 @@ def row_of(op: str) -> Operator:
     rows = [ROWS[name] for name in names if name in ROWS]
     unknown = Operator(name=base, draws=Draws.NEVER if op.split(".")[0] in _OWN else Draws.UNKNOWN)
     row = functools.reduce(_completed, rows) if rows else unknown
-    return replace(row, factorises=True) if _is_linear_algebra(base.rpartition(".")[2]) else row
+    name = base.rpartition(".")[2]
+    factorises = "linalg" in name or "cholesky" in name or name.startswith(("lu_", "_lu_"))
+    return replace(row, factorises=True) if factorises else row
 
 
 def forms_of(op: str) -> Operator:
@@ -68,10 +70,6 @@ def functional_base(op: str) -> str:
 def writes_in_place(op: str) -> bool:
     """Whether an operator writes in place by torch's naming: "aten.relu_.default", "aten.__ior__.Tensor", but not "aten.__or__.Tensor"."""
     return functional_base(op) != _base(op)
-
-
-def _is_linear_algebra(name: str) -> bool:
-    return "linalg" in name or "cholesky" in name or name.startswith(("lu_", "_lu_"))
 
 
 def _base(op: str) -> str:
