@@ -305,7 +305,6 @@ def _order_alone(report: CostReport, arguments: str) -> Remedy:
 
 
 def _within(report: CostReport, memory_bytes: int, arguments: str) -> Remedy | None:
-    """The fastest way to so many bytes."""
     if report.order_peak_bytes <= memory_bytes:
         return _order_alone(report, arguments)
     fitting = [each for each in report.frontier if each.peak_bytes <= memory_bytes]  # the last is the fastest

@@ -149,7 +149,6 @@ def _data(item: Any) -> Any:
 
 
 def _lie_apart(tensors: list[FakeTensor]) -> bool:
-    """Whether none of them is a part of another."""
     different = {id(each): each for each in tensors}.values()
     return len(set(map(address, different))) == len(different)
 

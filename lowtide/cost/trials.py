@@ -121,7 +121,6 @@ def _is_untried(maker: Node) -> bool:
 
 
 def _is_opaque_below(maker: Node, value: Value, makers: Makers) -> bool:
-    """Whether a view is one of something opaque."""
     return any(is_opaque(given, makers) for given in maker.inputs if given.storage is value.storage)
 
 

@@ -104,7 +104,6 @@ def _turn_ns(runs: Runs, given: Sequence[Any]) -> int:
 
 
 def _wait(given: Sequence[Any]) -> None:
-    """Until a GPU has done what it was asked."""
     if any(isinstance(each, torch.Tensor) and each.is_cuda for each in given):
         torch.cuda.synchronize()
 

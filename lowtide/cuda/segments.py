@@ -126,7 +126,6 @@ class CachingAllocator:
         return remaining >= GRANULE_BYTES if block.small else remaining > SMALL_BYTES
 
     def _fitting(self, size: int) -> DeviceBlock | None:
-        """The best fit, no longer among the free ones."""
         pool = self._free[size <= SMALL_BYTES]
         position = bisect_left(pool, (size, 0))
         return self.blocks[pool.pop(position)[1]] if position < len(pool) else None
@@ -152,7 +151,6 @@ class CachingAllocator:
         pool.pop(bisect_left(pool, (block.size_bytes, block.address)))
 
     def _join(self, front: DeviceBlock, back: DeviceBlock) -> DeviceBlock:
-        """Two neighbours as one block, in no pool."""
         del self.blocks[back.address]
         front.size_bytes += back.size_bytes
         front.after = back.after

@@ -137,7 +137,6 @@ class _PlanRun:
             _refuse(f"time: expected {self.time_ps} ps by the model, got {self.plan.time_ps}")
 
     def _holding(self, tensor: int, step: int, where: str) -> EdgeBlock:
-        """The block in which a tensor is at a step."""
         name, index = self.graph.tensors[tensor].name, self.block_of.get(tensor)
         if index is None:
             _refuse(f"{where}: {name} is in no block")

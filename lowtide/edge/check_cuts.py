@@ -98,7 +98,6 @@ class _CutWalk:
         return self.body.tensors[tensor].shape[axis] if axis >= 0 else 1
 
     def _lines(self, tensor: int) -> int:
-        """Of all of a tensor."""
         return self._extent(tensor, self.axis) * self._extent(tensor, self.band_axis)
 
     def _check_rings(self) -> None:

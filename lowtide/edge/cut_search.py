@@ -175,7 +175,6 @@ class CutSearch:
     def _timed(
         self, run: CutStages, first: int, end: int, macs_per_s: float | None, constants_bytes_per_s: float | None, most_extra_macs: int
     ) -> Iterator[tuple[tuple[int, ...], CutPart]]:
-        """What each size of bands takes, and the cut."""
         members = self.graph.nodes[first:end]
         inner = {node.outputs[0] for node in members}
         inputs = list(dict.fromkeys(at for node in members for at in node.inputs if at >= 0 and at not in inner))

@@ -373,7 +373,6 @@ def _cycle(waits: Sequence[set[int]], waiting: Sequence[int], operators: Sequenc
 
 
 def _needed(operators: Sequence[_Operator], results: Sequence[str]) -> list[_Operator]:
-    """Those that lead to a result."""
     wanted, kept = set(results), []
     for operator in reversed(operators):
         if not wanted.isdisjoint(name for name in operator.proto.output if name):

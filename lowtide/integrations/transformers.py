@@ -169,8 +169,6 @@ class LowtideTrainer(LowtideMixin):
 
 
 def _loss_of(trainer: Any) -> Callable[..., torch.Tensor]:
-    """What Trainer differentiates for one batch."""
-
     def loss(model: nn.Module, **inputs: Any) -> torch.Tensor:
         count = inputs.pop(_COUNT)
         with trainer.compute_loss_context_manager():

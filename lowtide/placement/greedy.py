@@ -75,7 +75,6 @@ class _Gaps(NamedTuple):
 
 @kernel
 def _in_time(size: Any, events: Any) -> NDArray[np.int64]:
-    """The address of each block."""
     room = 2 * len(size) + 2
     gaps = _Gaps(
         np.zeros(room, np.int64), np.zeros(room, np.int64), np.full(room, -1), np.full(room, -1), np.zeros(room, np.bool_),

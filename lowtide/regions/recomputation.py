@@ -172,7 +172,6 @@ def _by_channel(uses: Uses, value: Value, dimensions: int) -> Node:
 
 
 def _again(uses: Uses, value: Value) -> Value:
-    """The same on a storage of its own."""
     name = uses.name(f"{value.name}{_AGAIN}")
     return replace(value, name=name, storage=replace(value.storage, name=name))
 

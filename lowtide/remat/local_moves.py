@@ -169,7 +169,6 @@ def _near(origin: Any, low: Any, high: Any, draw: Any, far: Any) -> int:
 
 @kernel(inner=True, borrows=True)
 def _repeated(draw: Any, time: Any) -> int:
-    """A repeated run, -1 where there is none."""
     count = time.sums[0]
     at, left = int(draw * count), count
     while left > 0 and time.first[time.node[time.slots[at]]] == time.slots[at]:

@@ -142,7 +142,6 @@ def _beside_bytes(block: BlockProblem) -> int:
 
 
 def _limit_bytes(block: BlockProblem, option: Option) -> int:
-    """The least limit that an option keeps."""
     return max(option.forward_bytes, option.backward_bytes, option.checkpoint_bytes + _beside_bytes(block))
 
 

@@ -171,5 +171,4 @@ def _call(function: str, argument: ast.expr) -> ast.Call:
 
 
 def _like(statement: ast.stmt, other: ast.stmt) -> ast.stmt:
-    """A statement on another one's line."""
     return ast.fix_missing_locations(ast.copy_location(other, statement))

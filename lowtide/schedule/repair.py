@@ -104,7 +104,6 @@ def _positions(rows: Rows, local: Ints) -> tuple[NDArray[np.intp], NDArray[np.bo
 
 
 def _chosen(rows: Rows, position: NDArray[np.integer[Any]], keep: NDArray[np.bool_]) -> Rows:
-    """The entries that `keep` marks, renumbered."""
     return Rows(frozen(offsets(keep)[rows.ptr]), frozen(position[keep].astype(np.int32)))
 
 

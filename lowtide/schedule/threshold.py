@@ -165,7 +165,6 @@ def remember(table: DownsetTable, word: Any, salt: Any, least_bytes: Any) -> Non
 
 @kernel(inner=True, borrows=True)
 def _slot(table: DownsetTable, word: Any, salt: Any) -> Any:
-    """The slot of a downset, or a free one."""
     mask = len(table.words) - 1
     position = word & mask
     while (table.words[position, 0] != word or table.words[position, 1] != salt) and (

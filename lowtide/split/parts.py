@@ -304,7 +304,6 @@ class Parts:
         return any(extent != 1 for extent in value.shape[:dim])
 
     def _dense(self, value: Value) -> Value:
-        """A copy of a slice without its gaps."""
         if value not in self.dense:
             part = self.values[value]
             name, nbytes = f"{value.name}_dense", product(part.shape) * ITEM_BYTES[part.dtype]

@@ -207,7 +207,6 @@ class FissionSearch:
         return len(self._seen) >= self.outer.states or nodes >= self.outer.nodes
 
     def _judged(self, which: int, splits: Splits, parent: SplitState | None) -> SplitState | None:
-        """A state; None where it cannot be."""
         root = self.roots[which]
         self._seen.add(_key(which, splits))
         try:

@@ -117,7 +117,6 @@ class Branch:
 
 
 def _written(tensor: torch.Tensor, call: object) -> torch.Tensor:
-    """A tensor, once a call has written it."""
     return tensor
 
 

@@ -287,7 +287,6 @@ def _described(key: Any) -> str:
 
 
 def _content(item: Any) -> Any:
-    """What tells two settings apart."""
     if isinstance(item, (tuple, list)):
         return tuple(map(_content, item))
     with suppress(UnknownNumberError):

@@ -121,7 +121,6 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _in_memory_order(gradient: torch.Tensor) -> torch.Tensor:
-    """All elements in one dimension."""
     refuse_complex(gradient)
     if gradient.is_contiguous() or not is_dense(gradient):
         return gradient.reshape(-1)
@@ -184,7 +183,6 @@ def group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessG
 
 
 def _over_gloo(group: dist.ProcessGroup) -> bool:
-    """Whether tensors on a CPU travel by gloo."""
     return isinstance(group, dist.ProcessGroup) and "cpu:gloo" in dist.get_backend_config(group).split(",")
 
 

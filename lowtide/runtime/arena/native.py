@@ -62,7 +62,6 @@ def opened(path: Path, *, tries: bool = True) -> Any:
 
 
 def _works(library: Any) -> bool:
-    """Whether it makes an arena and lets it go."""
     allocation = ctypes.c_void_p()
     if library.lowtide_region(64, ctypes.byref(allocation)) or not allocation.value:
         return False

@@ -416,7 +416,6 @@ def as_kernels_round(number: float, dtype: torch.dtype) -> float:
 
 
 def _number(block: torch.Tensor, begin: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of no dimensions in the block."""
     return block[begin : begin + dtype.itemsize].view(dtype)[0]
 
 
