@@ -75,11 +75,9 @@ def always_generated() -> Iterator[None]:
     from lowtide.cpu import networks
     from lowtide.cpu.executable import NetworkCalls
     from lowtide.cpu.trial import tuned
-    from lowtide.regions import compilation
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(networks, "is_faster", lambda *_: True)
-        patch.setattr(compilation, "is_faster", lambda *_: True)
         patch.setattr(networks, "tuned", lambda staged, most, placing: tuned(staged, 0, placing))
         patch.setattr(networks, "NetworkCalls", partial(NetworkCalls, always=True))
         yield
