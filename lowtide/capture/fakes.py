@@ -143,6 +143,9 @@ def swapped(
                 raise LeavingError(refusal(each.name, past[0][0]))
 
 
+_OF_GRADIENTS = tuple(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad"))
+
+
 class OwnParameters(TorchFunctionMode):
     """A parameter that the program has from elsewhere (a list, a variable, an optimizer's groups) is its fake, whatever it is used for.
 
@@ -151,6 +154,7 @@ class OwnParameters(TorchFunctionMode):
 
     def __init__(self, fakes: FakeModel) -> None:
         super().__init__()
+        self.looked_at = set[int]()  # the fakes, by id, of which the program asks for the flag or the gradient
         self._fakes = {id(real): fake for real, fake in fakes.parameters.items()}
         self._real = {id(fake): real for real, fake in fakes.all.items()}
 
@@ -171,6 +175,8 @@ class OwnParameters(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The same call with fakes in the places of parameters, in lists and tuples as well."""
+        if func in _OF_GRADIENTS:
+            self.looked_at.add(id(args[0]))
         return func(*map(self._shown, args), **{name: self._shown(item) for name, item in (kwargs or {}).items()})
 
     def _shown(self, item: Any) -> Any:

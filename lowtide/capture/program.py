@@ -258,7 +258,8 @@ def _recorded_training(
         if program.between_steps:
             captured = tuple(map(on_the_host, captured))
         if not any(slot.table == "data" for slot in first.assigned):
-            refuse_idle(program.optimizer, [each.graph for each in captured])
+            guards, assigned = [each.guards for each in captured], [each.assigned for each in captured]
+            refuse_idle(program.optimizer, [each.graph for each in captured], sum(guards, ()), sum(assigned, ()))
         return captured
 
 

@@ -255,9 +255,10 @@ class Trace:
         """The parameters that the program freezes or thaws, which each step does. Raises CaptureError where others would get gradients."""
         if self.recorder.draft.trains:
             given = ((f"batch{leaf.where}", leaf.value, False) for leaf in self.batch[1] if isinstance(leaf.value, torch.Tensor))
-            others = {**self.fakes.buffers, **self.fakes.attributes}.items()
-            warn_of_gradients_of(given)
-            refuse_gradients_of((self.fakes.names[real], fake, real.requires_grad) for real, fake in others)
+            looked_at, others = frozenset(self.own.looked_at), {**self.fakes.buffers, **self.fakes.attributes}.items()
+            kept = [(self.fakes.names[real], fake, real.requires_grad) for real, fake in others]
+            refuse_gradients_of(each for each in kept if each[2] or id(each[1]) in looked_at)
+            warn_of_gradients_of((*given, *kept))
         parameters = self.fakes.parameters.items()
         changed = [(self.fakes.names[real], fake) for real, fake in parameters if fake.requires_grad != real.requires_grad]
         return [(Slot("requires_grad", ("parameter", name)), fake.requires_grad) for name, fake in changed]

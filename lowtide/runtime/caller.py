@@ -116,8 +116,7 @@ class View:
                 name, key = slot.path
                 self._optimizer.state[self.parameters[str(name)]][key] = item
             elif slot.table == "group":
-                index, key = slot.path
-                self._optimizer.param_groups[int(index)][str(key)] = item
+                self._group(slot.path[:-1])[slot.path[-1]] = item
             elif slot.table == "data":
                 self.read(Slot(str(slot.path[0]), slot.path[1:]), constants).data = item
             elif slot.table == "requires_grad":

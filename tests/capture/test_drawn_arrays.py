@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from random import uniform
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import standard_normal
 from torch import Tensor
 
 import lowtide
@@ -53,6 +56,23 @@ def test_a_number_that_is_kept_is_numpys_where_eagers_is(draw: Callable[[], Any]
         step()
         np.random.seed(seed)
         assert repr(kept[-1]) == repr(draw())
+
+
+def test_functions_that_were_imported_by_name_draw_in_each_step() -> None:
+    model, kept = Net(), list[float]()
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        kept.append(uniform(0.5, 2.0) + standard_normal())
+        return square(model, x) * kept[-1]
+
+    random.seed(1)
+    np.random.seed(1)
+    step = stepping(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.rand(5, 3))
+    for _ in range(3):
+        step()
+    random.seed(1)
+    np.random.seed(1)
+    assert kept == [uniform(0.5, 2.0) + standard_normal() for _ in range(3)]
 
 
 def sorted_in_place(array: Any) -> Any:

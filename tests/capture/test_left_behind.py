@@ -132,13 +132,28 @@ def of_a_copy(model: nn.Module, x: Tensor) -> Tensor:
     return out.square().mean() + torch.autograd.grad(out.sum(), x, create_graph=True)[0].square().mean()
 
 
-def test_a_gradient_that_eager_would_leave_on_a_buffer_is_refused_and_the_remedy_trains() -> None:
+def of_a_buffer_whose_gradient_is_read(model: nn.Module, x: Tensor) -> Tensor:
+    last = model.scale.grad
+    return of_a_buffer(model, x) * (1 if last is None else 1 - last.sum())
+
+
+def of_a_buffer_whose_flag_is_read(model: nn.Module, x: Tensor) -> Tensor:
+    return of_a_buffer(model, x * 2 if model.scale.requires_grad else x)
+
+
+@pytest.mark.parametrize("loss", [of_a_buffer_whose_gradient_is_read, of_a_buffer_whose_flag_is_read])
+def test_a_gradient_that_a_step_would_read_of_a_buffer_is_refused_and_the_remedy_trains(loss: Loss) -> None:
     model, x = Net(), torch.rand(5, 3)
     remedy = r"has scale require gradients.*x = x\.detach\(\)\.requires_grad_\(\)"
     with pytest.raises(lowtide.CaptureError, match=remedy):
-        lowtide.optimize(model, x, loss=of_a_buffer, optimizer=optim.SGD(model.parameters(), lr=0.1), planning=PLAIN)
+        lowtide.optimize(model, x, loss=loss, optimizer=optim.SGD(model.parameters(), lr=0.1), planning=PLAIN)
     assert not model.scale.requires_grad
     check(of_a_copy)
+
+
+def test_one_that_eager_would_leave_on_a_buffer_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"has scale require gradients.*neither that nor a gradient"):
+        check(of_a_buffer)
 
 
 def test_one_that_eager_would_leave_on_the_batch_is_told() -> None:

@@ -114,11 +114,12 @@ def _of_python() -> list[tuple[Any, str]]:
 def numpys_functions() -> list[str]:
     """The names of those that draw."""
     legacy = np.random.mtrand._rand
-    names = [name for name, item in vars(np.random).items() if getattr(_bare(item), "__self__", None) is legacy]
+    names = [name for name, item in vars(np.random).items() if getattr(bare(item), "__self__", None) is legacy]
     return [name for name in names if name not in ("get_state", "set_state", "seed")]
 
 
-def _bare(item: Any) -> Any:
+def bare(item: Any) -> Any:
+    """The function that those in its place wrap."""
     while hasattr(item, "__wrapped__"):
         item = item.__wrapped__
     return item

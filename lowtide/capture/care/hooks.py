@@ -192,7 +192,7 @@ def none_left_on(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def refuse_gradients_of(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
-    """Raise CaptureError where the program would have eager PyTorch leave a gradient on what is no parameter.
+    """Raise CaptureError where eager PyTorch would leave a gradient on what is no parameter, for the program to read in the next step.
 
     `tensors`: their names, their fakes, and whether they required gradients before.
     """
@@ -204,7 +204,7 @@ def refuse_gradients_of(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> No
 
 
 def warn_of_gradients_of(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
-    """The same of a batch, which is let go after the step as a rule."""
+    """The same of a batch, which is let go after the step as a rule, and of a buffer of which the program reads neither."""
     for name in _with_gradients(tensors):
         warn(
             f"the program has {name} require gradients (`requires_grad_()`): a step leaves neither that nor a gradient in its `.grad` on "

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -18,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.places import ABSENT, Sum
-from lowtide.capture.care.generators import drawn_in_each_step, numpys_functions
+from lowtide.capture.care.generators import bare, drawn_in_each_step, numpys_functions
 from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.effects.stand_ins import LeavingError, without_stand_ins
 from lowtide.capture.effects.sums import (
@@ -42,6 +44,7 @@ _OPERATIONS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor",
 )  # fmt: skip
 WRITES = "writes into an array that it draws, of which a view or a tensor may be in use: compute a new one (`x = x * 2`, `numpy.sort(x)`)"
+_WITHOUT = {*sys.stdlib_module_names, "numpy", "torch", "sympy", "numba"}  # packages of which no function is the program's
 _STATIC = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
 
 
@@ -164,7 +167,8 @@ class DrawRecorder:
 
     def followed(self) -> AbstractContextManager[None]:
         """Draws of this thread are followed while this lasts."""
-        draws = (*((random, name) for name in _OF_PYTHON), *((numpy.random, name) for name in numpys_functions()))
+        draws = [*((random, name) for name in _OF_PYTHON), *((numpy.random, name) for name in numpys_functions())]
+        draws += _imported({id(bare(getattr(owner, name))): name for owner, name in draws})
         drawing = ((owner, name, self._shuffling if name == "shuffle" else self._drawing) for owner, name in draws)
         return all_replaced((*drawing, (torch, "from_numpy", self._from_numpy)))
 
@@ -273,6 +277,16 @@ def _reading(function: Callable[..., Any], given: list[Any], *args: Any, **optio
         if "read-only" not in str(error):
             raise
         raise LeavingError(f"{getattr(function, '__name__', 'a function')}() at {users_line()} {WRITES}") from None
+
+
+def _imported(functions: Mapping[int, str]) -> list[tuple[Any, str]]:
+    """The modules that have one of these functions, by `id`, under its own name (`from random import random`)."""
+    names, modules = {*functions.values()}, dict[int, ModuleType]()  # a module may lie there under two names
+    for name, module in tuple(sys.modules.items()):
+        if isinstance(module, ModuleType) and name.partition(".")[0] not in _WITHOUT:
+            modules[id(module)] = module
+    having = ((module, name) for module in modules.values() for name in names & vars(module).keys())
+    return [(module, name) for module, name in having if name == functions.get(id(vars(module)[name]))]
 
 
 def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]:

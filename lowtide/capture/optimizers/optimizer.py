@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
+from lowtide.base.places import ABSENT
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of, traced_calls
@@ -55,19 +56,21 @@ class Changes:
                 self._put(Slot("state", (name, key)), item)
         return {key: self._settled(item) for key, item in entries.items()}
 
-    def of_settings(self, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, Any]]:
-        """Settings that the step has changed or made: group, key, and what the next step finds there."""
+    def of_settings(
+        self, before: Sequence[Mapping[str, Any]], lists: Sequence[tuple[list[Any], list[Any]]], now: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[int, str, Any]]:
+        """Settings that the step has changed or made: group, key, and what the next step finds there. `lists`, with what they held."""
         for index, (old, group) in enumerate(zip(before, now, strict=True)):
             if gone := [key for key in old if key not in group]:
                 raise CaptureError(f"the optimizer's step removes its setting {gone[0]!r} from group {index}, which cannot be captured")
             for key, item in group.items():
-                if key in old and item is old[key]:
-                    continue
                 slot = Slot("group", (index, key))
                 if key not in old:
                     self.added.append(slot)
-                self._put(slot, item)
-                yield index, key, self._settled(item)
+                if changed := [*_changed(slot, old.get(key, ABSENT), item, lists)] if key != "params" else []:
+                    for each in changed:
+                        self._put(*each)
+                    yield index, key, self._settled(item)
 
     def _put(self, slot: Slot, item: Any) -> None:
         if isinstance(item, _PLAIN):
@@ -86,6 +89,8 @@ class Changes:
 
     def _settled(self, item: Any) -> Any:
         """An entry as the next step finds it: a number by its value here, which the next shadow traces again."""
+        if isinstance(item, (tuple, list)):
+            return type(item)(map(self._settled, item))
         if isinstance(item, TracedNumber):
             return item.actual
         if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
@@ -212,6 +217,7 @@ class Shadow:
         scalars = Scalars(draft, seed)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
+        lists = [(each, [*each]) for group in groups for key, item in group.items() if key != "params" for each in _lists(item)]
         twins = Optimizers([self._twin(each, shown, start) for each in each_of(self.optimizer)])
         for twin in twins.within:
             attributes = dict(twin.__dict__)
@@ -219,10 +225,20 @@ class Shadow:
             _refuse_changed_attributes(twin, attributes)
         changes = Changes(draft, scalars)
         state = self._after(start, twins, changes)
-        settings = {(index, key): item for index, key, item in changes.of_settings(groups, twins.param_groups)}
+        settings = {(index, key): item for index, key, item in changes.of_settings(groups, lists, twins.param_groups)}
+        for index, key in settings:
+            self._refuse_shared(index, key)
         guards = (*scalars.facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
         update = Update(tuple(changes.assigned), tuple(changes.constants), guards, self.beside + sum(map(len, self.state.values())))
         return update, replace(self, state=state, settings={**self.settings, **settings}, contents=changes.contents)
+
+    def _refuse_shared(self, index: int, key: str) -> None:
+        """Raise CaptureError where groups have one list together, which the step has changed: each group's own would not be the others'."""
+        lists = {id(each) for each in _lists(self.optimizer.param_groups[index].get(key))}
+        settings = [(other, name, item) for other, group in enumerate(self.optimizer.param_groups) for name, item in group.items()]
+        others = (item for other, name, item in settings if name != "params" and (other, name) != (index, key))
+        if any(id(each) in lists for item in others for each in _lists(item)):
+            raise CaptureError(f"the optimizer's step changes the list {key!r}, which its groups share: give each group one of its own")
 
     def _twin(
         self, optimizer: torch.optim.Optimizer, shown: list[dict[str, Any]], start: Mapping[torch.Tensor, Mapping[str, Any]]
@@ -282,6 +298,28 @@ class Shadow:
         }
 
 
+def _lists(item: Any) -> Iterator[list[Any]]:
+    """The lists that a setting is, or holds."""
+    if isinstance(item, list):
+        yield item
+    if isinstance(item, (tuple, list)):
+        for piece in item:
+            yield from _lists(piece)
+
+
+def _changed(slot: Slot, old: Any, now: Any, lists: Sequence[tuple[list[Any], list[Any]]]) -> Iterator[tuple[Slot, Any]]:
+    """Where a setting is not what it was, and what is there: the whole of it, or the places of a list that the step has written."""
+    if now is not old:
+        yield slot, now
+    elif isinstance(now, (tuple, list)):
+        before = next((held for each, held in lists if each is now), now)
+        if len(before) != len(now):
+            yield slot, now
+        else:
+            for at, pair in enumerate(zip(before, now, strict=True)):
+                yield from _changed(Slot(slot.table, (*slot.path, at)), *pair, lists)
+
+
 def _described(key: Any) -> str:
     return f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
 
@@ -319,9 +357,15 @@ def _put_back(table: dict[int, Any], key: int, hook: Any) -> None:
         table[key] = hook
 
 
-def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph]) -> None:
-    """Raise CaptureError for a training step that would train nothing. The first step may, where it only makes state."""
+def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph], facts: Iterable[Fact], assigned: Iterable[Slot]) -> None:
+    """Raise CaptureError for a training step that would train nothing: neither now, nor when what it counts decides otherwise.
+
+    The first step may train nothing, where it only makes state. `assigned`: what steps put into their slots.
+    """
     if any(before.storage.kind is Kind.PARAMETER for graph in graphs for node in graph.nodes for before, _ in node.writes):
+        return
+    decisive = (slot for fact in facts for slots in ([[fact.slot]] if isinstance(fact, Guard) else fact.applied) for slot in slots)
+    if not {*assigned}.isdisjoint(decisive):
         return
     names = " and ".join(type(each).__name__ for each in each_of(optimizer))
     raise CaptureError(
