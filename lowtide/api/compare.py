@@ -18,8 +18,6 @@ from lowtide.errors import LowtideError
 
 
 class Workload(NamedTuple):
-    """What is to be optimized."""
-
     model: nn.Module
     batch: Any
     loss: Callable[..., Any] | None

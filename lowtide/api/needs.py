@@ -49,8 +49,6 @@ class Fit(str, Enum):
 
 @dataclass(frozen=True)
 class CardNeed:
-    """A program on one card."""
-
     card: str
     memory_bytes: int
     usable_bytes: int  # without what the driver and CUDA's context take

@@ -107,7 +107,6 @@ class RangeMaker:
 
     @property
     def extents(self) -> str:
-        """The range, as users are told it."""
         return ", ".join(each.ranged for each in self._varying.dimensions)
 
     def covers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

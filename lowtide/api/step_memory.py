@@ -37,8 +37,6 @@ DEVICES: dict[str, Callable[[torch.device], CudaGraphs]] = {"cuda": CudaGraphs} 
 
 @dataclass(frozen=True)
 class ArenaReport:
-    """What a step's arena does."""
-
     planned_bytes: int  # that the addresses of the program that ran last need; 0 until there are any
     lower_bound_bytes: int  # no arena for that program is smaller
     recorded_steps: int
@@ -180,7 +178,6 @@ class StepMemory:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether a call may be one."""
         return self.graphs is not None and self.graphs.device is not None
 
     def graph_report(self, variant: Variant) -> GraphReport | None:

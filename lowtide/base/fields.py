@@ -119,7 +119,6 @@ def string(where: str, item: dict[str, Any], field: str) -> str:
 
 
 def lines(where: str, item: dict[str, Any], field: str) -> list[str]:
-    """Lines of text."""
     value = item.get(field)
     if not isinstance(value, list) or not all(isinstance(line, str) and "\n" not in line for line in value):
         refuse(where, field, "a list of lines of text", value)

@@ -171,8 +171,6 @@ def kernel(function: Any = None, *, nogil: bool = False, inner: bool = False, bo
 
 
 class _Settings(NamedTuple):
-    """How a kernel is compiled."""
-
     nogil: bool = False
     inner: bool = False
     borrows: bool = False
@@ -200,8 +198,6 @@ class _AnyKernel(_Dispatcher):  # type: ignore[misc]  # numba has no types
 
 
 class _Kernel(_AnyKernel):
-    """A kernel as Python calls it."""
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """An interrupt that comes meanwhile is raised where numba makes Python's objects of the results, which passes it over."""
         try:

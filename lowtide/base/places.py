@@ -111,7 +111,6 @@ class Sum:
         return entry(self.table(), self.name, self.default)
 
     def holds(self) -> bool:
-        """Whether there is one."""
         try:
             return type(now := self.now) in self.kinds and now is not ABSENT
         except (LookupError, ValueError, TypeError):  # nothing leads there any more

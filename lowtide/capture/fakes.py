@@ -56,7 +56,6 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
 
 
 def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    """A fake leaf like `tensor`."""
     if tensor.device.type != "meta":
         return mode.from_tensor(tensor)
     with mode:

@@ -149,8 +149,6 @@ class Given:
 
 
 class Trace:
-    """One capture under way."""
-
     scaler: ScalerTrace | None = None
     sharded: tuple[Shards, Ranks] | None = None  # what of the parameters this rank updates, where it is not all
 

@@ -84,8 +84,6 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class SearchAnswer(Generic[Answer]):
-    """What a search came to."""
-
     last: Answer | None  # None where it was interrupted before its first answer
     seconds: float  # of the search alone, without loading or compiling its kernels
     interrupted: bool

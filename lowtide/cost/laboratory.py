@@ -50,8 +50,6 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Call:
-    """A call to be tried."""
-
     node: Node
     before: Sequence[Node] = ()  # nodes that make what it reads, as far as they are known
     makes_bytes: int = 0  # what its results are thought to take

@@ -78,8 +78,6 @@ _RATED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Timings:
-    """What `measure_timings` found."""
-
     us: tuple[float, ...]  # by node, of the device
     issue_us: tuple[float, ...]  # by node, of the host to issue it; empty where the host itself computes
     unknown: tuple[Unmeasured, ...]  # distinct calls that were not measured: their times are the roofline's

@@ -350,7 +350,6 @@ def check_region(region: Region) -> None:
 
 
 def is_constant(node: Node, fixed: Collection[Value]) -> bool:
-    """Whether a node follows from constants."""
     return all(value in fixed for value in node.inputs)
 
 

@@ -45,8 +45,6 @@ _LATE = (
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """What a network needs to run."""
-
     address: int  # of its function
     library: Any  # that has it
     arena_bytes: int

@@ -145,8 +145,6 @@ class Experience(ctypes.Structure):
 
 
 class Team:
-    """Runs networks."""
-
     def __init__(self, loaded: Any) -> None:
         self.library = loaded
         self.target = Target(loaded.lowtide_lanes(), loaded.lowtide_registers())

@@ -180,8 +180,6 @@ _CONSTANT = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
 
 
 class BodyDescription(NamedTuple):
-    """What is told of a body."""
-
     arena_bytes: int
     packed_bytes: int
     joined: tuple[int, ...]  # the numbers of its blocks

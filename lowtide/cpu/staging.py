@@ -52,8 +52,6 @@ class OperatorChain:
 
 @dataclass(frozen=True)
 class BodyUses:
-    """Who reads what, in a body."""
-
     readers: Mapping[Value, Sequence[Node]]
     kept: Collection[Value]  # results of the body
     fixed: Collection[Value]  # constants
@@ -124,8 +122,6 @@ Make: TypeAlias = "Callable[[Layout, Epilogue, Norm | None, tuple[Node, ...]], K
 
 @dataclass(frozen=True)
 class Staged:
-    """A body as stages."""
-
     stages: tuple[KernelStage, ...]
     results: tuple[Layout, ...]
     arguments: tuple[Value, ...]  # whose tensors a call is given

@@ -68,8 +68,6 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What one core does."""
-
     flops_per_us: float  # that generated products reach
     levels: tuple[Level, ...]  # nearest first; the last is memory, which holds all
 

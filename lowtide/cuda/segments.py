@@ -63,7 +63,6 @@ class DeviceBlock:
 
     @property
     def free(self) -> bool:
-        """Whether it serves no request."""
         return self.rounded_bytes == 0
 
 
@@ -160,8 +159,6 @@ class CachingAllocator:
 
 
 class ExpandableAllocator(CachingAllocator):
-    """The same with expandable segments."""
-
     def __init__(self) -> None:
         super().__init__()
         self._last: list[DeviceBlock | None] = [None, None]  # of what is mapped, by pool

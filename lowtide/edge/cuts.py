@@ -161,7 +161,6 @@ class CutStages:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Tensors from outside."""
         return tuple(tensor for tensor in self.readers if tensor not in self.slots or tensor == self.loaded)
 
     def written_over(self) -> tuple[int, ...]:

@@ -42,8 +42,6 @@ class Reached(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What one pass is for."""
-
     known_ps: int  # what takes as long or longer is left out
     most_extra_macs: int
     moves: bool

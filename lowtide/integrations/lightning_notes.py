@@ -87,8 +87,6 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogCall:
-    """One call of `self.log`."""
-
     name: str
     value: Any  # a tensor, a number or a Source
     args: tuple[Any, ...]
@@ -102,8 +100,6 @@ class LogCall:
 
 @dataclass(frozen=True)
 class MetricCall:
-    """One call of a metric."""
-
     metric: str
     method: str
     args: tuple[Any, ...]

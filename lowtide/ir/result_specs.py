@@ -19,8 +19,6 @@ _MOST = 2**60
 
 @dataclass(frozen=True, slots=True)
 class ResultSpec:
-    """The look of one result."""
-
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # elements

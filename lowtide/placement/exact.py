@@ -33,8 +33,6 @@ _SLOTS, _MOST_SLOTS = 1 << 12, 1 << 20  # of the table of what failed
 
 
 class TryOrder(NamedTuple):
-    """An order of trying."""
-
     rank: str  # what comes first: the buffer's most Total bytes of a section, its Width in sections, its Area
     filling: int  # as in Rules
     weighted: int
@@ -45,8 +43,6 @@ WAYS = (TryOrder("TAW", 2, 1), TryOrder("TWA", 1, 1), TryOrder("TAW", 0, 0))
 
 @dataclass(frozen=True)
 class Switches:
-    """Which techniques are on."""
-
     canonical: bool
     inference: bool
     lifting: bool

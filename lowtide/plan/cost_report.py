@@ -52,8 +52,6 @@ _MOST = 12  # kinds of kernels that are told of a region
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One generated kernel."""
-
     scheme: str  # "rows through a ring", "register tiles", ..
     operators: tuple[str, ...]  # that it does, in order: "convolution", "relu"
 
@@ -130,8 +128,6 @@ class Eviction:
 
 
 class FrontierPoint(NamedTuple):
-    """What one plan takes."""
-
     peak_bytes: int
     time_us: float
 

@@ -156,7 +156,6 @@ class Snapshot:
 
     @classmethod
     def of(cls, graph: Graph, step: int, node: Node, workspace_bytes: int, tensors: tuple[LiveTensor, ...]) -> Snapshot:
-        """The step at which `node` runs."""
         footprint_bytes = workspace_bytes + sum(tensor.nbytes for tensor in tensors)
         return cls(step, len(graph.nodes), node.op, node.source, phase_of(node), footprint_bytes, workspace_bytes, tensors)
 

@@ -28,8 +28,6 @@ _CUDA_GRANULE_BYTES = 512  # torch's caching allocator rounds every request up t
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, or one that is simulated."""
-
     device: str  # of the model
     simulated: Device | None  # where that is not this one
     tries: bool  # operators may be tried: their temporaries, and their times where these matter

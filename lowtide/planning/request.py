@@ -132,8 +132,6 @@ NO_LIMIT = Budget()
 
 @dataclass(frozen=True)
 class Request:
-    """One question to planning."""
-
     provenance: Provenance  # with what the plan is made, and for which device
     budget: Budget = Budget()
     exact: bool = True  # only graphs that compute the captured one's numbers to the last bit

@@ -73,12 +73,10 @@ _ALL, _BETWEEN = 16, 12
 
 
 def largest(dimensions: Dimensions) -> ShapePoint:
-    """The point of the most of each dimension."""
     return {each.name: each.most for each in dimensions}
 
 
 def smallest(dimensions: Dimensions) -> ShapePoint:
-    """The point of the least of each dimension."""
     return {each.name: each.least for each in dimensions}
 
 

@@ -51,8 +51,6 @@ _APART = 0.005  # parts of a frontier are so far apart in time
 
 @dataclass(frozen=True, eq=False)
 class JudgedSequences:
-    """Sequences at points."""
-
     which: tuple[int, ...]  # [sequences] the candidate that each is of
     sequences: tuple[Ints, ...]
     peak_bytes: Bytes  # [sequences, points]

@@ -55,8 +55,6 @@ class WrittenMember:
 
 @dataclass(frozen=True)
 class WrittenCandidate:
-    """What is known of one graph."""
-
     graph: str  # its hash
     applied_rules: tuple[tuple[str, str, float], ...]  # what algebra did: rule, storage that was held, microseconds
     smallest_us: float | None  # by how much longer it takes at the smallest point; None where nobody knows
@@ -67,8 +65,6 @@ class WrittenCandidate:
 
 @dataclass(frozen=True)
 class WrittenProgram:
-    """One of the programs of a step."""
-
     program: str  # hash of the captured program
     candidates: tuple[WrittenCandidate, ...]
     orders: tuple[WrittenMember, ...]

@@ -38,8 +38,6 @@ _NORM = "aten.native_batch_norm"
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Nodes that are one kernel."""
-
     nodes: tuple[Node, ...]  # that it computes, in program order
     outside: frozenset[Node]  # those of them, views, that are outside, too
     results: tuple[Value, ...]  # that others read
@@ -164,8 +162,6 @@ def _is_worthwhile(cluster: Cluster) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A cluster, what it is given, and its body."""
-
     cluster: Cluster
     given: tuple[Value, ...]
     body: Graph

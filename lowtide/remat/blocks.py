@@ -233,8 +233,6 @@ def block_problems(problem: RematProblem, blocks: Blocks) -> list[BlockProblem]:
 
 
 class _BlockCut:
-    """One block being cut out."""
-
     def __init__(self, problem: RematProblem, blocks: Blocks, block: int, position_of: NDArray[np.int64]) -> None:
         self.whole, self.blocks, self.position_of = problem, blocks, position_of
         self.begin, self.end = int(blocks.starts[block]), int(blocks.starts[block + 1])  # of the forward pass

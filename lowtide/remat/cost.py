@@ -26,8 +26,6 @@ _QUEUE = 1024  # kernels that may wait on a stream before who launches the next 
 
 @dataclass(frozen=True, eq=False)
 class Cost:
-    """What a sequence costs."""
-
     footprint_bytes: NDArray[np.int64]  # by entry, with what is resident
     peak_bytes: int
     time_us: float

@@ -74,8 +74,6 @@ class Lane(IntEnum):
 
 
 class EntryKind(IntEnum):
-    """What an entry does."""
-
     RUN = -1
     STORE = 0
     DROP = 1

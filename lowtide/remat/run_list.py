@@ -93,7 +93,6 @@ def with_room(time: Any) -> Any:
 
 @kernel(inner=True, borrows=True)
 def written(time: Any, sequence: Any) -> None:
-    """Write the sequence down."""
     for at in range(len(sequence)):
         sequence[at] = time.node[time.slots[at]]
 

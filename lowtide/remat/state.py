@@ -77,8 +77,6 @@ POOL = np.dtype([("used", np.int64), ("most", np.int64)])  # by power of two: bu
 
 
 class EvictionState(NamedTuple):
-    """All that eviction knows."""
-
     base: Ints  # the sequence that it goes through
     now: Any  # [1] NOW
     tensors: Any  # [m] TENSOR

@@ -114,7 +114,6 @@ class Scale:
         return 100 * nbytes / self.most_bytes if self.most_bytes else 0.0
 
     def x_text(self, at: float) -> str:
-        """For people."""
         return (time_text(at) if at else "0") if self.by_time else f"step {at:.0f}"
 
     @property

@@ -45,8 +45,6 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product that is to be padded."""
-
     node: Node
     left: _Operand
     right: _Operand

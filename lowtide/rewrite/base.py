@@ -213,8 +213,6 @@ Finder: TypeAlias = Callable[[Uses], Iterable[Match]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table."""
-
     name: str  # as plans tell it: "dropout's masks as bits"
     matches: Finder
     exact: bool = True  # the numbers are the same, to the last bit

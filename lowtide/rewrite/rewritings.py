@@ -46,8 +46,6 @@ Wanted: TypeAlias = Callable[[Rule, Match], bool]
 
 
 class Applied(NamedTuple):
-    """One rule at one place."""
-
     rule: Rule
     place: Match
 
@@ -128,7 +126,6 @@ class Rewriting:
 
     @property
     def is_padded(self) -> bool:
-        """Whether its products are."""
         return any(each.rule == ALIGNMENT.name for each in self.applied_rules)
 
     @property

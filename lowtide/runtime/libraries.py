@@ -129,8 +129,6 @@ _NEEDED_BYTES = 2**22  # of disk to build one: many times the library
 
 @dataclass(frozen=True)
 class LibraryRecipe:
-    """How a library is made."""
-
     what: str  # "the planned allocator"
     compiled: Callable[[Path], None]  # writes the file; raises NativeError
     opened: Callable[[Path], Any]  # loads and tries it; raises NativeError

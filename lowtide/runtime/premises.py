@@ -254,7 +254,6 @@ class _Sealed:
         contents.seal()
 
     def same(self) -> bool:
-        """Whether all lies where it lay."""
         try:
             return (
                 all(map(is_, map(getitem, self._tables, self._names), self._held))

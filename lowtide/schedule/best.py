@@ -56,8 +56,6 @@ def schedule_all(problems: Sequence[OrderProblem], solver: Solver) -> list[Sched
 
 
 class _OrderSearch:
-    """The search for an order of one problem."""
-
     def __init__(self, index: int, answers: Iterator[Schedule]) -> None:
         self.index = index
         self.schedule = next(answers)

@@ -135,7 +135,6 @@ class DimensionGraph:
         return cls(graph, axes, components, first, tuple(component_of), len(set(component_of)))
 
     def component(self, value: Value, dim: int) -> int:
-        """The component that a dimension of a value belongs to."""
         return self.component_of[self.first[value] + dim % len(value.shape)]
 
     def nodes_by_component(self) -> list[list[int]]:
@@ -186,8 +185,6 @@ class _DimensionNumbers:
 
 @dataclass(frozen=True)
 class AlikeParts:
-    """Parts that are alike."""
-
     name: str  # "heads of h.*.attn"
     components: tuple[int, ...]
     least: Size  # extent along it

@@ -295,8 +295,6 @@ _ORDERED_AT = 8  # parts for whose size a body is ordered
 
 
 class Loops:
-    """The loops of one graph."""
-
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.regions = Regions(DimensionGraph.of(graph))

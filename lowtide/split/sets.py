@@ -179,8 +179,6 @@ class SplitSet:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _CutNode:
-    """A node along one of its axes."""
-
     axis: Axis
     pairs: Mapping[Value, int]  # the values that are cut, and where
     reads: tuple[Value, ...]
@@ -208,8 +206,6 @@ class Grown:
 
 @dataclass(eq=False)
 class _Growing:
-    """A set while it grows."""
-
     inner: bool  # whether it may be cut along what is innermost in merged dimensions
     axes: dict[int, Axis] = field(default_factory=dict)
     cut: dict[Value, int] = field(default_factory=dict)

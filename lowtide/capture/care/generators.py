@@ -219,12 +219,10 @@ class _Own:
         self._now: dict[int, bytes] = {}
 
     def begin(self) -> None:
-        """The program begins."""
         for each in self._known:
             self._move(each)
 
     def draw(self, operator: str, generator: torch.Generator) -> None:
-        """An operator draws."""
         where = f"operator {operator} at {users_line()}"
         if self._known and which(generator) not in self._before:
             raise CaptureError(

@@ -107,8 +107,6 @@ class Item:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Question:
-    """What is asked of the data, and where."""
-
     steps: tuple[FactStep, ...]  # in an order that can be run; what is asked is of the last
     kind: str  # "number", "values" or "shape"
     op: str  # the operator that asked

@@ -18,8 +18,6 @@ from lowtide.capture.data.facts import Reading
 
 @dataclass(frozen=True, eq=False)
 class Memo:
-    """One of them."""
-
     place: Position
     before: Any
     now: Any

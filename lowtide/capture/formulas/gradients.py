@@ -286,8 +286,6 @@ class _MaskedFill(FormulaFunction):
 
 
 class _MaskedSum(FormulaFunction):
-    """The sum of what a mask selects."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)

@@ -3,8 +3,6 @@
 A shadow of the optimizer (same class, same settings, fake parameters and state, traced hyper-parameters) takes a step while the
 recorder listens. Nothing is known here of SGD or Adam: what is not traceable in an optimizer is found by tracing it, and what
 escapes the trace by tracing it twice with other stand-in numbers and comparing the two programs.
-
-What an optimizer's step has changed in its state and in its settings: what goes into slots after each step.
 """
 
 from __future__ import annotations
@@ -23,81 +21,17 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
-from lowtide.base.places import ABSENT
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
+from lowtide.capture.optimizers.changes import Changes, lists_in
 from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of, traced_calls
-from lowtide.capture.optimizers.scalars import UNKNOWN, Fact, Guard, Scalars, TracedNumber, apply, is_traced
+from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, apply, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
-_PLAIN = (bool, str, type(None), torch.dtype, torch.device)
 LEAST_BYTES = 2**16  # state that is smaller stays on the device between steps, whatever is asked for
-
-
-class Changes:
-    """Collects them; the numbers and tensors that the next step starts from are told as they are found."""
-
-    def __init__(self, draft: Draft, scalars: Scalars) -> None:
-        self.draft, self.scalars = draft, scalars
-        self.assigned: list[tuple[Slot, Value]] = []
-        self.constants: list[tuple[int, Slot, Any]] = []  # flags, None and texts, and how many of `assigned` come before
-        self.added: list[Slot] = []  # settings that were not there before
-        self.contents: dict[int, Any] = {}  # by id of a tensor of one element: the number that it now holds, where that is known
-
-    def of_state(self, name: str, before: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-        """One parameter's state as the next step finds it."""
-        if gone := [key for key in before if key not in entries]:
-            raise CaptureError(f"the optimizer removes {gone[0]!r} from its state of {name}, which cannot be captured: set it to None")
-        for key, item in entries.items():
-            if key not in before or item is not before[key]:
-                self._put(Slot("state", (name, key)), item)
-        return {key: self._settled(item) for key, item in entries.items()}
-
-    def of_settings(
-        self, before: Sequence[Mapping[str, Any]], lists: Sequence[tuple[list[Any], list[Any]]], now: Sequence[Mapping[str, Any]]
-    ) -> Iterator[tuple[int, str, Any]]:
-        """Settings that the step has changed or made: group, key, and what the next step finds there. `lists`, with what they held."""
-        for index, (old, group) in enumerate(zip(before, now, strict=True)):
-            if gone := [key for key in old if key not in group]:
-                raise CaptureError(f"the optimizer's step removes its setting {gone[0]!r} from group {index}, which cannot be captured")
-            for key, item in group.items():
-                slot = Slot("group", (index, key))
-                if key not in old:
-                    self.added.append(slot)
-                if changed := [*_changed(slot, old.get(key, ABSENT), item, lists)] if key != "params" else []:
-                    for each in changed:
-                        self._put(*each)
-                    yield index, key, self._settled(item)
-
-    def _put(self, slot: Slot, item: Any) -> None:
-        if isinstance(item, _PLAIN):
-            self.constants.append((len(self.assigned), slot, item))
-        else:
-            self.assigned.append((slot, self._value(slot, item)))
-
-    def _value(self, slot: Slot, item: Any) -> Value:
-        if isinstance(item, torch.Tensor):
-            return self.draft.value(item)
-        if isinstance(item, TracedNumber):
-            return item.value
-        if isinstance(item, (int, float)):
-            return self.draft.emit_scalar("py.mul", (item, 1))  # a number that every first step starts from, such as a count of 1
-        raise CaptureError(f"the optimizer keeps a {type(item).__name__} in {slot}; tensors, numbers, flags and texts can be captured")
-
-    def _settled(self, item: Any) -> Any:
-        """An entry as the next step finds it: a number by its value here, which the next shadow traces again."""
-        if isinstance(item, (tuple, list)):
-            return type(item)(map(self._settled, item))
-        if isinstance(item, TracedNumber):
-            return item.actual
-        if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
-            known = self.scalars.known_content(self.draft.value(item))
-            if known is not UNKNOWN:
-                self.contents[id(item)] = known
-        return item
 
 
 @dataclass(frozen=True)
@@ -217,7 +151,7 @@ class Shadow:
         scalars = Scalars(draft, seed)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
-        lists = [(each, [*each]) for group in groups for key, item in group.items() if key != "params" for each in _lists(item)]
+        lists = [(each, [*each]) for group in groups for key, item in group.items() if key != "params" for each in lists_in(item)]
         twins = Optimizers([self._twin(each, shown, start) for each in each_of(self.optimizer)])
         for twin in twins.within:
             attributes = dict(twin.__dict__)
@@ -234,10 +168,10 @@ class Shadow:
 
     def _refuse_shared(self, index: int, key: str) -> None:
         """Raise CaptureError where groups have one list together, which the step has changed: each group's own would not be the others'."""
-        lists = {id(each) for each in _lists(self.optimizer.param_groups[index].get(key))}
+        lists = {id(each) for each in lists_in(self.optimizer.param_groups[index].get(key))}
         settings = [(other, name, item) for other, group in enumerate(self.optimizer.param_groups) for name, item in group.items()]
         others = (item for other, name, item in settings if name != "params" and (other, name) != (index, key))
-        if any(id(each) in lists for item in others for each in _lists(item)):
+        if any(id(each) in lists for item in others for each in lists_in(item)):
             raise CaptureError(f"the optimizer's step changes the list {key!r}, which its groups share: give each group one of its own")
 
     def _twin(
@@ -296,28 +230,6 @@ class Shadow:
             (parameter := real[fake]): changes.of_state(self.names[parameter], start.get(parameter, {}), entries)
             for fake, entries in twin.state.items()
         }
-
-
-def _lists(item: Any) -> Iterator[list[Any]]:
-    """The lists that a setting is, or holds."""
-    if isinstance(item, list):
-        yield item
-    if isinstance(item, (tuple, list)):
-        for piece in item:
-            yield from _lists(piece)
-
-
-def _changed(slot: Slot, old: Any, now: Any, lists: Sequence[tuple[list[Any], list[Any]]]) -> Iterator[tuple[Slot, Any]]:
-    """Where a setting is not what it was, and what is there: the whole of it, or the places of a list that the step has written."""
-    if now is not old:
-        yield slot, now
-    elif isinstance(now, (tuple, list)):
-        before = next((held for each, held in lists if each is now), now)
-        if len(before) != len(now):
-            yield slot, now
-        else:
-            for at, pair in enumerate(zip(before, now, strict=True)):
-                yield from _changed(Slot(slot.table, (*slot.path, at)), *pair, lists)
 
 
 def _described(key: Any) -> str:

@@ -77,7 +77,6 @@ class Verdict(enum.Enum):
 
 
 def refuse(verdict: Verdict, where: object) -> NoReturn:
-    """Raises CheckError."""
     raise CheckError(f"{verdict.value}: {where}")
 
 

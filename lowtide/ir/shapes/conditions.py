@@ -23,8 +23,6 @@ _SIGNS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.G
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One relation of sizes."""
-
     relation: Any  # sympy's: a comparison, or And, Or and Not of some
     where: str = ""  # in the program
 

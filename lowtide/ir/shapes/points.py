@@ -158,7 +158,6 @@ class AtPoint:
         self._rewriter = Rewriter(self._sizes)
 
     def graph(self, graph: Graph) -> Graph:
-        """As `at`."""
         checked_dimensions(graph.dimensions)
         known, nested = {each.name for each in graph.dimensions}, _has_inner(graph)
         symbolic: list[Size] = []

@@ -71,7 +71,6 @@ class Polynomial:
         return result
 
     def scaled(self, factor: Rational) -> Polynomial:
-        """`factor` times this."""
         return Polynomial(tuple((monomial, _reduced(each * factor)) for monomial, each in self.terms) if factor else ())
 
     def __str__(self) -> str:

@@ -100,8 +100,6 @@ def _located(scope: _WrittenScope, index: int, node: Node) -> str:
 
 
 class _WrittenScope:
-    """What has been written of one graph."""
-
     def __init__(self, graph: Graph, sources: bool) -> None:
         self._sources = sources
         self.values: set[Value] = set()

@@ -40,8 +40,6 @@ Shape = tuple[int, ...]  # of the batches of a program that takes several: a num
 
 @dataclass
 class _Track:
-    """What is known of one program."""
-
     recorded: Recorded | None = None
     script: Script | None = None
     planned_bytes: int = 0

@@ -179,8 +179,6 @@ class _Captured:
 
 @dataclass
 class _Entry:
-    """What is known of one program."""
-
     capturable: Capturable
     numbers: NumberCopies | None
     graph: _Captured | None = None
