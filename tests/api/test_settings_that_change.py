@@ -88,3 +88,25 @@ class Waits(optim.Optimizer):
 
 def test_an_optimizer_may_move_nothing_for_some_steps() -> None:
     check(made(Waits, lr=0.1), steps=5)
+
+
+class Catches(optim.Optimizer):
+    """Takes a quotient by zero for zero."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "weight": 0, "sum": 0})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            try:
+                share = group["weight"] / group["sum"]
+            except ZeroDivisionError:
+                share = 0
+            group["weight"], group["sum"] = group["weight"] + 1, group["sum"] + group["weight"]
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                parameter.sub_(parameter.grad, alpha=group["lr"] * (1 + share))
+
+
+def test_an_optimizer_may_catch_what_it_divides_by() -> None:
+    check(made(Catches, lr=0.1), steps=5)

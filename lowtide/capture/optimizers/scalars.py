@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -211,11 +212,17 @@ class TracedNumber(float):
         return f"<traced {self.value.name}>"
 
 
+_DIVISIONS = ("truediv", "floordiv", "mod")
+
+
 def _arithmetic(op: str, reflected: bool) -> Callable[[TracedNumber, Any], Any]:
     def method(self: TracedNumber, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented  # a tensor: its own operator takes over
-        return self.scalars.apply(op, (other, self) if reflected else (self, other))
+        operands = (other, self) if reflected else (self, other)
+        if op in _DIVISIONS and ZeroDivisionError.__name__ in sys._getframe(1).f_code.co_names and operands[1] == 0:
+            raise ZeroDivisionError(f"{op} by zero")  # which that function catches
+        return self.scalars.apply(op, operands)
 
     return method
 
