@@ -22,6 +22,7 @@ from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import can_stand_in
+from lowtide.capture.care.failures import programs_own
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts, brief
 from lowtide.errors import CaptureError, StepError
@@ -91,8 +92,10 @@ class Lookup:
                 try:
                     self._capture(args, kwargs)
                 except CaptureError as error:
-                    if always or self._peers.several or not self.current.captured.outputs.conditions:
-                        raise  # else it goes a way that only some steps go
+                    its_own = programs_own(error)
+                    if always or self._peers.several or (its_own is None and not self.current.captured.outputs.conditions):
+                        raise its_own or error from error.__cause__
+                    # It goes a way that only some steps go, or fails: then all is done that comes before.
                     warn(f"this call runs as the loop would run it, without lowtide, as it cannot be captured: {error}")
                     return None
                 chosen = self.find(now)
@@ -159,7 +162,7 @@ class Lookup:
         """Capture the program as it is now; it becomes the one whose plan is shown."""
         self._maker.capturing.note_numbers(self.current.premises.other_numbers())
         number = 1 + max(family.number for family in self.families)
-        new = dataclasses.replace(captured(self._maker.make, args, kwargs), number=number)
+        new = dataclasses.replace(captured(self._maker.make, args, kwargs, own=False), number=number)
         self.families = [new, *self.families[:_MOST_EARLIER]]
         if self.batch.unread and self._reads(args, kwargs, self.batch.unread_in(args, kwargs)):
             # It may read what the others did not: then it is for the values of this batch.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arguments import check_memories
+from lowtide.api.failed_checks import is_of_check, undoing
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.home import fetch, refuse_steps_without_state
 from lowtide.api.lookup import Lookup, Prepared
@@ -237,7 +238,9 @@ class Step:
 
         Raises BatchError for a batch unlike it in another way, StepError where the model or optimizer no longer is what was captured;
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
-        what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
+        what the program itself raises where it checks its data and finds them wrong: all is done then that comes before, as in eager.
+        Under a limit, and with several processes, no counts and lists are filled in such a call, and none of it is done where the batch
+        alone decides.
         """
         again = self._again  # which another thread may set
         if again is not None and not self._lookup.check.comes:
@@ -253,12 +256,19 @@ class Step:
             case None:
                 return self._run_eagerly(args, kwargs, begun=True)
             case Prepared() as prepared:
-                began = time.perf_counter()
-                result, stepped = self._run(prepared, self._memory.graphs)
-                self._lookup.check.ran(time.perf_counter() - began)
-                self._caller.end_step(stepped)
-                self._again = self._like_this(prepared)
-                return result
+                began, undo = time.perf_counter(), self._undoing(prepared)
+                try:
+                    result, stepped = self._run(prepared, self._memory.graphs)
+                except BaseException as error:
+                    if undo is None or not is_of_check(error):
+                        raise
+                else:
+                    self._lookup.check.ran(time.perf_counter() - began)
+                    self._caller.end_step(stepped)
+                    self._again = self._like_this(prepared)
+                    return result
+                undo()
+                return self._run_eagerly(args, kwargs, begun=True)
             case reshaped:
                 if self._obstacle:
                     raise StepError(self._obstacle)
@@ -341,6 +351,10 @@ class Step:
     def _run(self, prepared: Prepared, graphs: StepGraphs | None) -> tuple[Any, bool]:
         with self._peers.in_step():
             return prepared.variant.run(prepared.inputs, prepared.now, self._memory.arena, graphs)
+
+    def _undoing(self, prepared: Prepared) -> Callable[[], None] | None:
+        """What puts back what this call changes, so that the caller's own loop can run; None where that may not run."""
+        return None if self._others.limited else undoing(prepared.variant, prepared.inputs)
 
     def _like_this(self, prepared: Prepared) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""

@@ -24,6 +24,7 @@ from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.kernels.data_shapes import CHECK
 from lowtide.lower.numbers import NumberTensors
 from lowtide.lower.python import lower, positions
 from lowtide.lower.statements import swaps
@@ -191,9 +192,14 @@ class Variant:
         return bool(self.networks) and len(self.networks) == len(self.program.regions)
 
     @cached_property
+    def checks(self) -> bool:
+        """Whether it raises where a check of the program's own fails."""
+        return any(node.op == CHECK for node in self.captured.graph.nodes)
+
+    @cached_property
     def inference(self) -> Inference | None:
         """How it is called again where only the batch is another; None where it leaves more than its result."""
-        if not self.leaves_only_its_result:
+        if self.checks or not self.leaves_only_its_result:
             return None
         return self.inference_by({name: network.again for name, network in self.networks.items()} if self.is_generated else {})
 
