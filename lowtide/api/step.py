@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lowtide.api.arguments import check_memories
-from lowtide.api.failed_checks import is_of_check, undoing
 from lowtide.api.frozen import UNLIKE, Frozen, RepeatedCalls
 from lowtide.api.home import fetch, refuse_steps_without_state
 from lowtide.api.lookup import Lookup, Prepared
@@ -28,6 +27,7 @@ from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
+from lowtide.kernels.data_shapes import CHECK
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
@@ -256,11 +256,12 @@ class Step:
             case None:
                 return self._run_eagerly(args, kwargs, begun=True)
             case Prepared() as prepared:
-                began, undo = time.perf_counter(), self._undoing(prepared)
+                began = time.perf_counter()
+                undo = None if self._others.limited else prepared.variant.undoing(prepared.inputs)
                 try:
                     result, stepped = self._run(prepared, self._memory.graphs)
                 except BaseException as error:
-                    if undo is None or not is_of_check(error):
+                    if undo is None or not hasattr(error, CHECK):
                         raise
                 else:
                     self._lookup.check.ran(time.perf_counter() - began)
@@ -351,10 +352,6 @@ class Step:
     def _run(self, prepared: Prepared, graphs: StepGraphs | None) -> tuple[Any, bool]:
         with self._peers.in_step():
             return prepared.variant.run(prepared.inputs, prepared.now, self._memory.arena, graphs)
-
-    def _undoing(self, prepared: Prepared) -> Callable[[], None] | None:
-        """What puts back what this call changes, so that the caller's own loop can run; None where that may not run."""
-        return None if self._others.limited else undoing(prepared.variant, prepared.inputs)
 
     def _like_this(self, prepared: Prepared) -> RepeatedCalls | None:
         """How calls like this one run; None where each has to look everything up."""

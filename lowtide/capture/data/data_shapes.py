@@ -6,8 +6,8 @@ Fake tensors cannot answer them. Where what they ask follows from what is there 
 Questions that the program asks only to raise: `if not valid.all(): raise ValueError(...)`, `assert not loss.isnan()`. Where nobody can know
 the answer before the step, and the other one leads to nothing but an exception, the program goes on with the one that raises nothing, and
 each step looks at it, at its place, by an operator that raises in the program's stead. So distributions check what a network gives them,
-and losses their arguments. Which way leads where is read from the bytecode of the function that asks. What becomes of a step that fails so
-is told in `api/failed_checks.py`.
+and losses their arguments. Which way leads where is read from the bytecode of the function that asks. Where a step fails so
+the caller's own loop runs (`api/step.py`).
 """
 
 from __future__ import annotations
