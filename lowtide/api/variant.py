@@ -269,7 +269,8 @@ class Variant:
             else:
                 outputs = self.program(inputs) if arena is None else self._served(arena, lambda: self.program(inputs))
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
-            tell_harm(error, self.decision, self.program)
+            if not hasattr(error, CHECK):  # which comes before all of the optimizer's
+                tell_harm(error, self.decision, self.program)
             raise
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
         results = len(outputs) - len(self.captured.assigned)
