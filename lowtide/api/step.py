@@ -254,7 +254,9 @@ class Step:
             return known(*args, **kwargs)
         match self._lookup.prepared(args, kwargs, always=self._others.limited):
             case None:
-                return self._run_eagerly(args, kwargs, begun=True)
+                result = self._run_eagerly(args, kwargs, begun=True)
+                self._lookup.tell()
+                return result
             case Prepared() as prepared:
                 began = time.perf_counter()
                 undo = None if self._others.limited else prepared.variant.undoing(prepared.inputs)

@@ -90,7 +90,6 @@ def third(model: Net, x: Tensor) -> Tensor:
     return square(model, x)
 
 
-@pytest.mark.filterwarnings("ignore:this call runs as the loop would run it")
 @pytest.mark.parametrize("loss", [too_large, third])
 def test_what_the_batch_or_a_count_makes_the_program_raise_is_raised_when_all_before_is_done(loss):
     """The generator has gone on, and the call is counted: the next ones go on as eager's do."""
