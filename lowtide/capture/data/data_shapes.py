@@ -132,7 +132,7 @@ class _Code:
 
     def _exits(self, at: int) -> bool:
         """Whether this is a call of `sys.exit(1)`, which ends the process as an exception with a text does."""
-        before = [each.argval for each in self.instructions[max(0, at - 4) : at] if each.opname != "PRECALL"]
+        before = [each.argval for each in self.instructions[max(0, at - 4) : at] if each.opname not in ("PRECALL", "PUSH_NULL")]
         return self.instructions[at].opname.startswith("CALL") and before[-3:] == ["sys", "exit", 1]
 
     def _loaded(self, places: list[int]) -> Iterator[str]:
