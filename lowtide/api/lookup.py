@@ -22,6 +22,7 @@ from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import can_stand_in
+from lowtide.capture.care.failures import programs_own
 from lowtide.capture.care.turns import turn
 from lowtide.capture.data.facts import Facts, brief
 from lowtide.errors import CaptureError, StepError
@@ -64,6 +65,7 @@ class Lookup:
         self.check = self._check_of(family)  # of the family that runs
         self._stale: set[int] = set()  # families that the program is not any more, though nothing was seen to change
         self._unseen = ""  # what changes unseen again and again: then the caller's own loop runs
+        self._why = ""  # it runs this once
 
     @property
     def main(self) -> Variant:
@@ -75,6 +77,7 @@ class Lookup:
 
         None where the caller's own loop is to run, which `always` is never so.
         """
+        self._why = ""
         with self._turn():
             looked_up = self._looked_up(args, kwargs)
             if isinstance(looked_up, NewShapeError):
@@ -91,9 +94,11 @@ class Lookup:
                 try:
                     self._capture(args, kwargs)
                 except CaptureError as error:
-                    if always or self._peers.several or not self.current.captured.outputs.conditions:
-                        raise  # else it goes a way that only some steps go
-                    warn(f"this call runs as the loop would run it, without lowtide, as it cannot be captured: {error}")
+                    its_own = programs_own(error)
+                    if always or self._peers.several or (its_own is None and not self.current.captured.outputs.conditions):
+                        raise its_own or error from error.__cause__
+                    # It goes a way that only some steps go, or fails: then all is done that comes before.
+                    self._why = f"this call runs as the loop would run it, without lowtide, as it cannot be captured: {error}"
                     return None
                 chosen = self.find(now)
             if not isinstance(chosen, tuple):
@@ -101,6 +106,11 @@ class Lookup:
                 raise StepError(f"the step was captured anew, but not for what the model and the optimizer hold now: {why}")
             self.current = chosen[0]
             return Prepared(*chosen, now)
+
+    def tell(self) -> None:
+        """Warn of what kept the last call from being captured, now that the caller's own loop has run, and has not failed."""
+        if self._why:
+            warn(self._why)
 
     def find(self, now: View) -> tuple[Variant, list[Any]] | str:
         """The program for what the caller holds now, and its inputs; its family becomes the first. Else what looks otherwise."""
@@ -159,7 +169,7 @@ class Lookup:
         """Capture the program as it is now; it becomes the one whose plan is shown."""
         self._maker.capturing.note_numbers(self.current.premises.other_numbers())
         number = 1 + max(family.number for family in self.families)
-        new = dataclasses.replace(captured(self._maker.make, args, kwargs), number=number)
+        new = dataclasses.replace(captured(self._maker.make, args, kwargs, own=False), number=number)
         self.families = [new, *self.families[:_MOST_EARLIER]]
         if self.batch.unread and self._reads(args, kwargs, self.batch.unread_in(args, kwargs)):
             # It may read what the others did not: then it is for the values of this batch.

@@ -27,6 +27,7 @@ from lowtide.base.files import write_whole
 from lowtide.base.messages import warn
 from lowtide.cost.profiler import measure_memory
 from lowtide.errors import StepError
+from lowtide.kernels.data_shapes import CHECK
 from lowtide.plan.cost_report import FrontierPoint
 from lowtide.plan.plan import Plan
 from lowtide.plan.summary import one_line
@@ -237,7 +238,9 @@ class Step:
 
         Raises BatchError for a batch unlike it in another way, StepError where the model or optimizer no longer is what was captured;
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
-        what the program itself raises where it checks its data and finds them wrong: nothing has been changed then.
+        what the program itself raises where it checks its data and finds them wrong: all is done then that comes before, as in eager.
+        Under a limit, and with several processes, no counts and lists are filled in such a call, and none of it is done where the batch
+        alone decides.
         """
         again = self._again  # which another thread may set
         if again is not None and not self._lookup.check.comes:
@@ -251,14 +254,24 @@ class Step:
             return known(*args, **kwargs)
         match self._lookup.prepared(args, kwargs, always=self._others.limited):
             case None:
-                return self._run_eagerly(args, kwargs, begun=True)
+                result = self._run_eagerly(args, kwargs, begun=True)
+                self._lookup.tell()
+                return result
             case Prepared() as prepared:
                 began = time.perf_counter()
-                result, stepped = self._run(prepared, self._memory.graphs)
-                self._lookup.check.ran(time.perf_counter() - began)
-                self._caller.end_step(stepped)
-                self._again = self._like_this(prepared)
-                return result
+                undo = None if self._others.limited else prepared.variant.undoing(prepared.inputs)
+                try:
+                    result, stepped = self._run(prepared, self._memory.graphs)
+                except BaseException as error:
+                    if undo is None or not hasattr(error, CHECK):
+                        raise
+                else:
+                    self._lookup.check.ran(time.perf_counter() - began)
+                    self._caller.end_step(stepped)
+                    self._again = self._like_this(prepared)
+                    return result
+                undo()
+                return self._run_eagerly(args, kwargs, begun=True)
             case reshaped:
                 if self._obstacle:
                     raise StepError(self._obstacle)

@@ -24,6 +24,7 @@ from lowtide.cuda.forecast import expected
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind, Node, Slot, Storage
 from lowtide.ir.operators.nodes import is_collective, is_transfer
+from lowtide.kernels.data_shapes import CHECK
 from lowtide.lower.numbers import NumberTensors
 from lowtide.lower.python import lower, positions
 from lowtide.lower.statements import swaps
@@ -38,6 +39,8 @@ from lowtide.runtime.graphs.steps import GraphedCall, NumberCopies, StepGraphs
 from lowtide.runtime.premises import Premises, SettingsCheck
 from lowtide.runtime.program import Program
 from lowtide.runtime.ranks import UNANSWERED
+
+_MOST_COPIED_BYTES = 2**20  # in each call, for a check that may never fail
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,17 @@ class Variant:
         return bool(self.networks) and len(self.networks) == len(self.program.regions)
 
     @cached_property
+    def written_before_checks(self) -> tuple[int, ...] | None:
+        """Which inputs a run writes before the last check of the program's own; None where it checks nothing."""
+        graph = self.captured.graph
+        last = max((at for at, node in enumerate(graph.nodes) if node.op == CHECK), default=None)
+        written = {before.storage for node in graph.nodes[:last] for before, _ in node.writes}
+        return None if last is None else tuple(at for at, value in enumerate(graph.inputs) if value.storage in written)
+
+    @cached_property
     def inference(self) -> Inference | None:
         """How it is called again where only the batch is another; None where it leaves more than its result."""
-        if not self.leaves_only_its_result:
+        if self.written_before_checks is not None or not self.leaves_only_its_result:
             return None
         return self.inference_by({name: network.again for name, network in self.networks.items()} if self.is_generated else {})
 
@@ -226,6 +237,26 @@ class Variant:
         self.check(inputs)
         return inputs
 
+    def undoing(self, inputs: Sequence[Any]) -> Callable[[], None] | None:
+        """What puts back all that a run changes until a check of the program's own fails, so that the caller's own loop can run instead.
+
+        None for a program that checks nothing, or writes much. The optimizer has written nothing by then (`capture/care/harm.py`).
+        """
+        tensors = [inputs[at] for at in self.written_before_checks or ()]
+        if self.written_before_checks is None or sum(each.nbytes for each in tensors) > _MOST_COPIED_BYTES:
+            return None
+        generators = [item for item in self.captured.constants if isinstance(item, torch.Generator)]
+        generators += [torch.default_generator, *(torch.cuda.default_generators if "cuda" in self._device else ())]
+        before = [(each.copy_, each.clone()) for each in tensors] + [(each.set_state, each.get_state()) for each in generators]
+
+        def undo() -> None:
+            with torch.no_grad():
+                for put, old in before:
+                    put(old)
+            self.captured.outputs.draws.go_back()
+
+        return undo
+
     def run(self, inputs: Sequence[Any], now: View, arena: Arena | None = None, graphs: StepGraphs | None = None) -> tuple[Any, bool]:
         """Run once on what the caller holds; the result as the captured program returns it, and whether the optimizer has stepped."""
         if "cuda" in self.program.autocast_devices and torch.cuda.is_current_stream_capturing() and self.not_replayed:
@@ -238,7 +269,8 @@ class Variant:
             else:
                 outputs = self.program(inputs) if arena is None else self._served(arena, lambda: self.program(inputs))
         except BaseException as error:  # an interrupt, too, leaves parameters updated by half: it goes on with a note of that
-            tell_harm(error, self.decision, self.program)
+            if not hasattr(error, CHECK):  # which comes before all of the optimizer's
+                tell_harm(error, self.decision, self.program)
             raise
         stepped = isinstance(outputs, list)  # a program that ends before the optimizer returns a tuple
         results = len(outputs) - len(self.captured.assigned)

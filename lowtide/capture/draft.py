@@ -92,16 +92,12 @@ class Draft:
             self._blocks[address(tensor)] = Block(tensor, value, owned=True)
         elif not block.owned:
             raise CaptureError(f"{slot} shares memory with a tensor whose data the program has put elsewhere, at {users_line()}: clone it")
-        elif (known := block.views.get(geometry(tensor))) is not None:
-            self.shared.add(address(tensor))
-            return known
         else:
             self.shared.add(address(tensor))
             value = self._value_on(block.storage, tensor, self._names.unique(name))
-            block.views[geometry(tensor)] = value
-        self.inputs.append(value)
+        self.inputs.append(value)  # also where another lies there in the same way: each call asks whether it still does
         self.slots.append(slot)
-        return value
+        return self._blocks[address(tensor)].views.setdefault(geometry(tensor), value)
 
     def add_scalar_input(self, slot: Slot, name: str) -> Value:
         """Declare a Python number that the caller keeps at `slot`."""

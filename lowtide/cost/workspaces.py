@@ -103,8 +103,11 @@ def warn_of_memory(unknown: Sequence[Unmeasured], consequence: str) -> None:
 
 
 def needs_none(node: Node) -> bool:
-    """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views. A collective is tried nowhere."""
-    if is_arithmetic(node) or is_collective(node):
+    """Whether a node surely needs no workspace: it computes with numbers, or makes nothing but views.
+
+    A collective is tried nowhere, nor is a check of the program's own, which raises whatever the program would.
+    """
+    if is_arithmetic(node) or is_collective(node) or node.op == "lowtide.require.default":
         return True
     results = [value for value in node.outputs if value is not None]
     if results and not node.writes and all(value.dtype == "scalar" for value in results):

@@ -75,12 +75,17 @@ torch.library.register_fake("lowtide::masked_sum", _masked_sum, lib=LIBRARY)
 torch.library.register_fake("lowtide::divided", lambda self, other: self.clone(), lib=LIBRARY)
 
 
+CHECK = "lowtide.require.default"  # the operator, and a mark on what it raises
+
+
 def require(flag: torch.Tensor, expected: bool, error: str, text: str) -> None:
     """Raise an exception of Python's own with this text unless a flag is as expected."""
     if bool(flag.item()) is expected:
         return
     kind = getattr(builtins, error, None)
-    raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(text)
+    raised = (kind if isinstance(kind, type) and issubclass(kind, BaseException) else RuntimeError)(text)
+    setattr(raised, CHECK, True)
+    raise raised
 
 
 def _require(flag: torch.Tensor, expected: bool, error: str, text: str) -> None:

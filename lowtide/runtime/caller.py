@@ -7,6 +7,7 @@ not parameters, buffers, state or the random generator. Gradients are gone where
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -182,6 +183,8 @@ class InputCheck:
                 numbers.setdefault(value.storage, number)
         written = {before.storage for node in graph.nodes for before, _ in node.writes}
         absolute = {value.storage for node in graph.nodes if "as_strided" in node.op for value in node.inputs}
+        alike = Counter((value.storage, value.dtype, value.shape, value.stride, value.offset) for value in graph.inputs)
+        absolute.update(where[0] for where, count in alike.items() if count > 1)  # they are one value of the program
         return cls(
             tuple((slot, _look_of(value, value.storage in absolute)) for value, slot in zip(graph.inputs, slots, strict=True)),
             tuple(numbers.get(value.storage) for value in graph.inputs),

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import lowtide
 from tests.leaving import Net, square
-from tests.training import differences
+from tests.training import Settings, differences, eager_step
 
 
 def checked(model: nn.Module, x: Tensor) -> Tensor:
@@ -74,6 +74,42 @@ def trained(loss: Callable[..., Any], kind: type[Exception], *, eagerly: bool, w
 def test_what_catches_eagers_error_catches_it(loss, kind, width):
     found = differences(trained(loss, kind, eagerly=True, width=width), trained(loss, kind, eagerly=False, width=width))
     assert not found, "\n".join(found)
+
+
+def too_large(model: nn.Module, x: Tensor) -> Tensor:
+    value = square(model, functional.dropout(x, 0.5))
+    if x.max() > 10:
+        raise ValueError("large")
+    return value
+
+
+def third(model: Net, x: Tensor) -> Tensor:
+    model.calls += 1
+    if model.calls % 3 == 0:
+        raise ValueError(f"call {model.calls}")
+    return square(model, x)
+
+
+@pytest.mark.parametrize("loss", [too_large, third])
+def test_what_the_batch_or_a_count_makes_the_program_raise_is_raised_when_all_before_is_done(loss):
+    """The generator has gone on, and the call is counted: the next ones go on as eager's do."""
+    ends = []
+    for eagerly in (True, False):
+        torch.manual_seed(0)
+        model = Net()
+        model.calls = 0
+        optimizer = optim.Adam(model.parameters(), lr=0.1)
+        step = None if eagerly else lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optimizer)
+        torch.manual_seed(1)
+        left: list[Any] = []
+        for number in range(8):
+            x = torch.rand(5, 3) + (11 if number in (3, 4, 6) and loss is too_large else 0)
+            try:
+                left.append(step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings()))
+            except ValueError as error:
+                left.append(str(error))
+        ends.append([left, model.state_dict(), model.calls, optimizer.state_dict(), torch.get_rng_state()])
+    assert not (found := differences(*ends)), found
 
 
 def test_under_a_limit_it_is_a_capture_error():

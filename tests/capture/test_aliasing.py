@@ -160,6 +160,41 @@ def test_parameters_on_one_flat_memory():
     check(make)
 
 
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("later", ["apart", "elsewhere in one memory", "back again"])
+def test_weights_on_one_memory_that_lie_apart_later(trained, later):
+    """The other's updates reach a weight only as long as it lies there, which each call asks anew."""
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        model[2].weight.requires_grad_(trained)
+        model[0].weight.data = model[2].weight.data = torch.randn(3, 4, 4)[0]
+        return model, torch.randn(5, 4), lambda model, x: model(x).square().sum(), optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def between(model, _):
+        memory = torch.randn(3, 4, 4)
+
+        def lie(turn: int) -> None:
+            if turn == 1:
+                model[0].weight.data = memory[0]
+                model[2].weight.data = memory[1] if later == "elsewhere in one memory" else memory[1].clone()
+            if turn == 3 and later == "back again":
+                model[2].weight.data = model[0].weight.data
+
+        return lie
+
+    check(make, steps=6, between=between)
+
+
+def test_weights_on_one_memory_that_lie_apart_in_a_later_call():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight.data = model[1].weight.data
+    step, x = lowtide.optimize(model, torch.ones(2, 4)), torch.randn(2, 4)
+    for weight in (model[0].weight.data * 2, model[0].weight.data):
+        model[1].weight.data = weight
+        assert not differences(model(x).detach(), step(x).detach())
+
+
 @pytest.mark.parametrize(
     "layout", [lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x.contiguous(memory_format=torch.channels_last), lambda x: x[1:]]
 )

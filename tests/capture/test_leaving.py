@@ -256,7 +256,10 @@ def test_what_leaves_is_counted_in_the_peak():
     assert peaks[1] - peaks[0] >= 50 * 100 * 3 * 4
 
 
-def test_a_step_that_fails_puts_nothing_there():
+@pytest.mark.parametrize("limit", [None, "1MB"])
+def test_a_step_that_fails_puts_there_what_eager_does(limit):
+    """Under a limit the caller's own loop cannot run, and nothing is put there."""
+
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         kept.append(model(x).detach())
         assert kept[-1].isfinite().all()
@@ -265,13 +268,18 @@ def test_a_step_that_fails_puts_nothing_there():
     kept: list[Tensor] = []
     model = Net()
     step = lowtide.optimize(
-        model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()), planning=lowtide.Planning(workspaces=False)
+        model,
+        torch.rand(5, 3),
+        loss=loss,
+        optimizer=optim.SGD(model.parameters()),
+        memory=limit,
+        planning=lowtide.Planning(workspaces=False),
     )
     with pytest.raises(AssertionError):
         step(torch.full((5, 3), torch.nan))
-    assert kept == []
+    assert [each.isnan().all() for each in kept] == ([] if limit else [True])
     step(torch.rand(5, 3))
-    assert len(kept) == 1
+    assert len(kept) == (1 if limit else 2)
 
 
 def test_inference_puts_there_too():

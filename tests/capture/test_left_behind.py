@@ -264,7 +264,7 @@ def test_a_check_of_gradients_that_fails_leaves_parameters_and_state(look: Any, 
     step(x)
     states = [state["momentum_buffer"] for state in optimizer.state.values()]
     before = [each.detach().clone() for each in (*model.parameters(), *states)]
-    with pytest.raises(error, match="the program's own check failed"):
+    with pytest.raises(error, match="finite"):
         step(x * float("inf"))
     assert all(map(torch.equal, before, (*model.parameters(), *states)))
 

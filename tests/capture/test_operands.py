@@ -251,7 +251,7 @@ def test_a_check_of_a_number_raises_in_the_step_that_fails_it(loss):
     step = lowtide.optimize(model, torch.rand(5, 3), loss=loss, optimizer=optim.SGD(model.parameters()))
     step(torch.rand(5, 3))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(FloatingPointError, match="the program's own check failed"):
+    with pytest.raises(FloatingPointError, match="the loss"):
         step(torch.full((5, 3), float("nan")))
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
 

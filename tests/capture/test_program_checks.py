@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import random
+import sys
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, distributions, nn, optim
 from torch.nn import functional
 
 import lowtide
-from tests.refusals import HERE, no_nan
-from tests.training import check
+from tests.refusals import HERE, Function, no_nan
+from tests.training import Settings, check, differences, eager_step
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +26,7 @@ def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+PLAIN = lowtide.Planning(workspaces=False)
 
 
 class Heads(nn.Module):
@@ -88,7 +96,7 @@ def own(h: Tensor) -> None:
     ok = torch.isfinite(h).all()
     if not ok:
         print("not finite")
-        raise LargeError
+        raise LargeError(f"{len(h)} rows")
 
 
 def variance(h: Tensor) -> None:
@@ -106,17 +114,19 @@ def variance(h: Tensor) -> None:
     ],
     ids=["no_nan", "raised", "own", "variance", "normal"],
 )
-def test_a_step_raises_what_the_program_would_and_changes_what_it_would(looks, error, words):
-    """Statistics are updated before the program looks, parameters are not."""
-    ends = []
+@pytest.mark.parametrize("limit", [None, "1MB"])
+def test_a_step_raises_what_the_program_would_and_changes_what_it_would(looks, error, words, limit, capsys):
+    """Statistics are updated before the program looks, parameters are not. Under a limit nothing is counted or shown."""
+    ends, told, shown = [], [], []
     for optimized in (False, True):
         torch.manual_seed(0)
-        model = Heads()
+        model, calls = Heads(), []
         optimizer = optim.SGD(model.parameters(), 0.1)
 
-        def loss(model: Heads, x: Tensor) -> Tensor:
+        def loss(model: Heads, x: Tensor, calls: list[int] = calls) -> Tensor:
             h = model(x)
-            looks(h)
+            calls.append(len(x))
+            looks(functional.dropout(h))
             return h.square().mean() + functional.dropout(h).mean()
 
         def eagerly(x: Tensor, model: Heads = model, optimizer: optim.Optimizer = optimizer, loss=loss) -> None:
@@ -124,17 +134,138 @@ def test_a_step_raises_what_the_program_would_and_changes_what_it_would(looks, e
             loss(model, x).backward()
             optimizer.step()
 
-        step = (
-            lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
-            if optimized
-            else eagerly
-        )
+        step = lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, planning=PLAIN, memory=limit) if optimized else eagerly
         torch.manual_seed(1)
         step(X)
-        with pytest.raises(error, match=rf"at .*{HERE}.*{words}" if optimized else None):
+        with pytest.raises(error, match=rf"at .*{HERE}.*{words}" if optimized and limit else None) as caught:
             step(torch.full_like(X, float("nan")))
         ends.append((*model.state_dict().values(), torch.get_rng_state()))
+        told.append((type(caught.value), str(caught.value), calls))
+        shown.append(capsys.readouterr().out)
     assert all(torch.equal(*pair) or pair[0].isnan().equal(pair[1].isnan()) for pair in zip(*ends, strict=True))
+    if limit is None:
+        assert (told[0], shown[0]) == (told[1], shown[1])
+
+
+def test_a_check_that_fails_is_as_in_eager_in_all_that_comes_before(capsys):
+    """Draws of every generator, buffers, counts and lists; and the steps behind it go on as eager's do."""
+
+    def make() -> Any:
+        model, own, kept = Heads(), torch.Generator().manual_seed(3), list[Any]()
+        model.calls = 0
+
+        def loss(model: Heads, x: Tensor) -> Tensor:
+            model.calls += 1
+            with torch.no_grad():
+                model.linear.weight.mul_(0.9)
+            h = model(x * random.random() * float(np.random.rand())) + torch.rand(1, generator=own)
+            kept.append(h.mean().item())
+            print(model.calls, f"{h.mean():.3f}")
+            if not h.isfinite().all():
+                raise FloatingPointError(f"call {model.calls}")
+            kept.append("finite")
+            return h.square().mean()
+
+        return model, own, kept, loss, optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    ends = []
+    for optimized in (False, True):
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)
+        model, own, kept, loss, optimizer = make()
+        step = lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, planning=PLAIN) if optimized else None
+        errors = []
+        for number in range(6):
+            x = X * float("nan") if number in (2, 4) else X + number
+            try:
+                step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings())
+            except FloatingPointError as error:
+                errors.append(str(error))
+            model.norm.reset_running_stats()  # which were nan
+        ends.append([model.state_dict(), model.calls, own.get_state(), kept, errors, torch.get_rng_state(), random.getstate()])
+        ends[-1] += [np.random.get_state()[1], capsys.readouterr().out, optimizer.state_dict()]
+    assert not (told := differences(*ends)), told
+
+
+def stops(h: Tensor) -> None:
+    if not math.isfinite(h.mean().item()):
+        print("stopping")
+        sys.exit(1)
+
+
+@pytest.mark.parametrize("limit", [None, "1MB"])
+def test_a_check_that_ends_the_process(limit):
+    model = Heads()
+    optimizer = optim.SGD(model.parameters(), 0.1)
+
+    def loss(model: Heads, x: Tensor) -> Tensor:
+        h = model(x)
+        stops(h)
+        return h.square().mean()
+
+    step = lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, memory=limit, planning=PLAIN)
+    step(X)
+    with pytest.raises(SystemExit) as caught:
+        step(X * float("nan"))
+    assert caught.value.code == 1 or (limit and "isfinite" in caught.value.code)  # a text is shown, and the code is 1
+
+
+def handled(h: Tensor) -> Tensor:
+    try:
+        assert h.isfinite().all()
+    except AssertionError:
+        return h * 0
+    return h
+
+
+def handled_by_caller(h: Tensor) -> Tensor:
+    try:
+        own(h)
+    except (KeyError, OverflowError):
+        h = h * 0
+    return h
+
+
+def suppressed(h: Tensor) -> Tensor:
+    with contextlib.suppress(FloatingPointError):
+        raised(h)
+        h = h * 2
+    return h
+
+
+def turned_into_another(h: Tensor) -> Tensor:
+    try:
+        no_nan(h)
+    except AssertionError as error:
+        raise ValueError("nan") from error
+    return h
+
+
+@pytest.mark.parametrize("catches", [handled, handled_by_caller, suppressed, turned_into_another])
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_the_program_catches_itself_it_goes_on_with(catches, trains):
+    ends = []
+    for optimized in (False, True):
+        torch.manual_seed(0)
+        model = Heads()
+        optimizer = optim.SGD(model.parameters(), 0.1)
+
+        def loss(model: Heads, x: Tensor) -> Tensor:
+            return catches(model(x).where(x == x, math.nan)).nan_to_num().mean()
+
+        if trains:
+            step = lowtide.optimize(model, (X,), loss=loss, optimizer=optimizer, planning=PLAIN) if optimized else None
+        else:
+            called = Function(lambda x, model=model, loss=loss: loss(model, x))
+            step = lowtide.optimize(called, (X,), planning=PLAIN) if optimized else lambda x, called=called: called(x).detach()
+        results = []
+        for number in range(5):
+            x = X.where(X < 1, math.nan) if number in (1, 3) else X
+            try:
+                results.append(step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings()))
+            except ValueError as error:
+                results.append(str(error))
+        ends.append([results, model.state_dict(), optimizer.state_dict()])
+    assert not (told := differences(*ends)), told
 
 
 def returned(h: Tensor) -> Tensor:
@@ -181,6 +312,6 @@ def test_inference_checks_too_where_kernels_are_generated():
     for exact in (True, False):
         run = lowtide.optimize(model, (X,), exact=exact, planning=lowtide.Planning(workspaces=False))
         assert torch.allclose(run(X), model(X))
-        with pytest.raises(ValueError, match="logits of Categorical"):
+        with pytest.raises(ValueError, match=r"logits.* of .*Categorical"):
             run(torch.full_like(X, float("nan")))
         assert torch.allclose(run(X), model(X))

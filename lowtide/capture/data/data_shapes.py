@@ -6,7 +6,8 @@ Fake tensors cannot answer them. Where what they ask follows from what is there 
 Questions that the program asks only to raise: `if not valid.all(): raise ValueError(...)`, `assert not loss.isnan()`. Where nobody can know
 the answer before the step, and the other one leads to nothing but an exception, the program goes on with the one that raises nothing, and
 each step looks at it, at its place, by an operator that raises in the program's stead. So distributions check what a network gives them,
-and losses their arguments. Which way leads where is read from the bytecode of the function that asks.
+and losses their arguments. Which way leads where is read from the bytecode of the function that asks. Where a step fails so
+the caller's own loop runs (`api/step.py`).
 """
 
 from __future__ import annotations
@@ -122,17 +123,24 @@ class _Code:
 
     def _next(self, at: int) -> Iterator[int]:
         instruction = self.instructions[at]
-        if instruction.opname in ("RAISE_VARARGS", "RERAISE"):
+        if instruction.opname in ("RAISE_VARARGS", "RERAISE") or self._exits(at):
             return
         if instruction.opcode in _JUMPS:
             yield self.index[instruction.argval]
         if not instruction.opname.startswith("JUMP_") or "IF" in instruction.opname:
             yield at + 1
 
+    def _exits(self, at: int) -> bool:
+        """Whether this is a call of `sys.exit(1)`, which ends the process as an exception with a text does."""
+        before = [each.argval for each in self.instructions[max(0, at - 4) : at] if each.opname not in ("PRECALL", "PUSH_NULL")]
+        return self.instructions[at].opname.startswith("CALL") and before[-3:] == ["sys", "exit", 1]
+
     def _loaded(self, places: list[int]) -> Iterator[str]:
         for at in places:
             if self.instructions[at].opname == "LOAD_ASSERTION_ERROR":
                 yield "AssertionError"
+            elif self._exits(at):
+                yield "SystemExit"
             elif self.instructions[at].opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 yield self.instructions[at].argval
 
@@ -141,7 +149,7 @@ def _error(names: tuple[str, ...], frame: FrameType) -> str:
     """The first exception among the names, or the one of Python's own that it is made of."""
     for name in names:
         error: Any = frame.f_globals.get(name, getattr(builtins, name, None))
-        if isinstance(error, type) and issubclass(error, Exception):
+        if isinstance(error, type) and issubclass(error, BaseException):
             return next(base.__name__ for base in error.__mro__ if base.__module__ == "builtins")
     return "RuntimeError"
 

@@ -54,6 +54,7 @@ class HostDraws:
     def __init__(self) -> None:
         self._calls: list[Callable[[], Any]] = []
         self._drawn: list[Any] = []
+        self._before: list[tuple[Callable[[Any], object], Any]] = []
         self._after: list[tuple[Callable[[Any], object], Any]] = []
         self._derived: dict[object, list[Any]] = {}
 
@@ -80,18 +81,22 @@ class HostDraws:
         self._derived.clear()
         if not self._calls:
             return
-        before = [(put, state()) for state, put in _GENERATORS]
+        self._before = [(put, state()) for state, put in _GENERATORS]
         try:
             for at, call in enumerate(self._calls):
                 self._drawn[at] = call()
             self._after = [(put, state()) for state, put in _GENERATORS]
         finally:
-            for put, state in before:
-                put(state)
+            self.go_back()
 
     def begin(self) -> None:
         """The step begins: the generators go on."""
         for put, state in self._after:
+            put(state)
+
+    def go_back(self) -> None:
+        """The generators are as they were before the step."""
+        for put, state in self._before:
             put(state)
 
 

@@ -354,7 +354,8 @@ def _asked(item: Any, by: str = "") -> Any:
 
 
 def _truth(self: Term) -> bool:
-    answer = emitters[-1].answer(self) if self.known is None and emitters else None
+    is_earlier = earlier_of(self) is not None  # then each step asks before it begins, and all is done that comes before an error
+    answer = emitters[-1].answer(self) if self.known is None and emitters and not is_earlier else None
     return bool(_asked(self, "bool")) if answer is None else answer
 
 
