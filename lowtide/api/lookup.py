@@ -41,8 +41,6 @@ _SHARE = 0.01  # of the time that steps take
 
 
 class Prepared(NamedTuple):
-    """What a call runs."""
-
     variant: Variant
     inputs: list[Any]
     now: View  # what the caller holds

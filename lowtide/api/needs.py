@@ -39,8 +39,6 @@ _CONTEXT_BYTES = 600 * 2**20
 
 
 class Fit(str, Enum):
-    """How a program fits on a card."""
-
     AS_IT_STANDS = "as it stands"
     BY_ORDER = "by order alone"  # which takes no time
     SLOWER = "slower"  # what was let go is computed again, or comes back from the host

@@ -118,8 +118,6 @@ _INT_LIMIT = 2**63  # solvers count in 64 bits
 
 @dataclasses.dataclass(frozen=True)
 class SolverFamily(Generic[S]):
-    """Solvers that answer one question."""
-
     known: Mapping[str, type[S]]  # by their names in text
     method: str  # that makes a class one of them, and a setting a solver within a solver
     example: str  # of one as text, for messages
@@ -193,7 +191,6 @@ def _fields(solver: type[Any]) -> list[dataclasses.Field[Any]]:
 
 
 def _value(text: Text, wanted: Any, where: str, family: SolverFamily[Any]) -> Any:
-    """`text` as a value of the type `wanted`."""
     if get_origin(wanted) in (Union, UnionType):
         return _one_of(text, get_args(wanted), where, family)
     if get_origin(wanted) is tuple and get_args(wanted)[1:] == (...,):

@@ -40,7 +40,6 @@ class Block:
         self.views: dict[Geometry, Value] = {geometry_of_value(root): root}
 
     def fork(self) -> Block:
-        """An independent copy."""
         twin = copy.copy(self)
         twin.views = dict(self.views)
         return twin
@@ -53,7 +52,6 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def fork(self) -> Names:
-        """An independent copy."""
         twin = Names()
         twin._counts = dict(self._counts)
         return twin

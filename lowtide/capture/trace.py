@@ -132,8 +132,6 @@ class CapturedStep:
 
 @dataclass(frozen=True)
 class Given:
-    """What a program is captured with."""
-
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     device: torch.device  # on which what lies on the meta device is taken to be

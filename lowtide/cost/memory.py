@@ -328,7 +328,6 @@ def pinned_bytes(graph: Graph, order: Sequence[int]) -> int:
 
 
 def home_bytes(graph: Graph) -> int:
-    """The pinned bytes of that."""
     return sum(map(_pinned, homes_of(graph)))
 
 

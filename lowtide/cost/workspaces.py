@@ -28,8 +28,6 @@ from lowtide.ir.result_specs import Results, made_as
 
 @dataclass(frozen=True)
 class Workspaces:
-    """What `measure_workspaces` found."""
-
     nbytes: tuple[int, ...]  # by node; 0 where unknown
     unknown_nodes: int
     unknown: tuple[Unmeasured, ...]  # the distinct calls behind them

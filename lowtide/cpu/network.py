@@ -77,8 +77,6 @@ Placing = Callable[[PlaceProblem], tuple[Sequence[int], int]]  # offsets and the
 
 @dataclass(frozen=True)
 class Network:
-    """What runs a body."""
-
     source: str
     stages: tuple[KernelStage, ...]
     arena_bytes: int

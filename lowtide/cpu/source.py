@@ -96,7 +96,6 @@ class Functors:
 
     @property
     def lines(self) -> list[str]:
-        """All types."""
         return [line for body, name in self._names.items() for line in (f"struct {name} {{", *body, "};")]
 
     def filled(self, name: str, epilogue: Epilogue, addresses: ElementOffsets) -> list[str]:

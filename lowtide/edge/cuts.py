@@ -263,8 +263,6 @@ def _bits(tensor: EdgeTensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which operators become one, and how."""
-
     first: int  # of the network's operators
     last: int
     axis: int  # of the result: slices are one entry along it

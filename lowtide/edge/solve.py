@@ -349,7 +349,6 @@ def misfit(request: EdgeRequest, answer: EdgeAnswer) -> BudgetError:
 
 
 def of_any_size(request: EdgeRequest, space: int) -> EdgeRequest:
-    """The request as if this space had no size."""
     spaces = tuple(replace(memory, capacity_bytes=None) if at == space else memory for at, memory in enumerate(request.problem.spaces))
     return replace(request, problem=replace(request.problem, spaces=spaces))
 

@@ -31,8 +31,6 @@ _PRECISIONS = ("amp", "bfloat16", "float32")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is used."""
-
     batch_size: int = 1
     length: int = 1024  # of texts, in tokens
     optimizer: str = "adamw"  # "none" for inference

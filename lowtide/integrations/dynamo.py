@@ -375,7 +375,6 @@ def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
 
 
 def _item(graph: fx.Graph, call: fx.Node, key: Any, value: Any) -> fx.Node | None:
-    """One result of a call; None where there is none."""
     if value is None:
         return None
     node = graph.call_function(operator.getitem, (call, key))

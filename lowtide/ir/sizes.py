@@ -31,7 +31,6 @@ def pinned_block_bytes(nbytes: int) -> int:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """The product of `sizes`; 1 for none."""
     result: Size = 1
     for size in sizes:
         result = result * size

@@ -101,8 +101,6 @@ def _phases_from(where: str, item: dict[str, Any], steps: int) -> tuple[tuple[st
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """With what a plan was made."""
-
     lowtide: str  # version
     torch: str  # version
     device: str  # "cpu", "cuda:0"

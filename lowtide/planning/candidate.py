@@ -45,8 +45,6 @@ class Captured(Protocol):
 
 
 class Eager(NamedTuple):
-    """The program as it stands."""
-
     peak_bytes: int
     peak: Snapshot | None  # None where it has no steps
     timeline: Timeline

@@ -37,7 +37,6 @@ class Floor:
 
     @property
     def nbytes(self) -> int:
-        """Both together."""
         return self.resident_bytes + self.node_bytes
 
     @classmethod

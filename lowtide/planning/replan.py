@@ -153,7 +153,6 @@ def _in_parts(graph: Graph, saved: Plan) -> Iterator[Graph]:
 
 
 def _of_one(saved: Plan, graphs: Sequence[Graph]) -> Plan | None:
-    """The plan for the one of these graphs that it is of."""
     text = to_text(saved.graph, sources=False)
     for graph in graphs:
         written = graph

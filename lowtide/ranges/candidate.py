@@ -153,8 +153,6 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """Of one sequence."""
-
     runs: Times  # [nodes] how often each runs
     waits_us: Times  # [k] what is waited at the points of the measures' grid
 

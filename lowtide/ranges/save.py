@@ -88,8 +88,6 @@ class WrittenPart:
 
 @dataclass(frozen=True)
 class WrittenRange:
-    """All that was planned for a range."""
-
     torch: str  # version
     lowtide: str  # version
     device: str

@@ -83,8 +83,6 @@ class Bias:
 
 @dataclass(frozen=True, eq=False)
 class EvictionResult:
-    """What eviction made of a sequence."""
-
     sequence: Ints
     roles: NDArray[np.int8]  # [m] what each tensor had to do with it: BYSTANDER, WEIGHED or CHOSEN, see `remat.state`
 

@@ -31,8 +31,6 @@ from lowtide.remat.problem import RematProblem
 
 @dataclass
 class _Copy:
-    """One copy of a tensor in a sequence."""
-
     start: int  # the position of the entry that makes it, -1 where it is there from the start
     last: int  # the position of the last entry that uses it
     wanted: bool = False  # by something else than a repetition
@@ -42,8 +40,6 @@ class _Copy:
 
 @dataclass
 class _Cost:
-    """What restoring one tensor costs."""
-
     runs: int = 0
     run_us: float = 0.0
     store_us: float = 0.0

@@ -28,8 +28,6 @@ class EventRows(NamedTuple):
 
 
 class RunList(NamedTuple):
-    """The sequence, and what follows from it."""
-
     slots: Any  # by entry
     place: Any  # by slot, its entry
     node: Any  # by slot

@@ -189,8 +189,6 @@ def warm_up_seeds() -> None:
 
 
 class _Planned:
-    """What was planned of one problem."""
-
     def __init__(self, problem: RematProblem) -> None:
         self._problem = _settled(problem)
         self._options: KnownOptions = {}

@@ -90,7 +90,6 @@ class _Instead:
         return value in self._values
 
     def reading(self, node: Node) -> Node:
-        """The node, reading what stands for what it read."""
         if not any(value.storage in self._storages for value in node.inputs):
             return node
         return replace(

@@ -81,8 +81,6 @@ class CudaStreams:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a tensor lies on its storage."""
-
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
@@ -358,13 +356,10 @@ class DirectMemory:
         return _like(tensor)
 
     def transfers(self, most_bytes: int | None = None) -> DirectTransfers:
-        """For one run."""
         return DirectTransfers()
 
 
 class DirectTransfers:
-    """One run's copies."""
-
     def __init__(self) -> None:
         self._empty: dict[int, tuple[torch.Tensor, _DirectCopy]] = {}  # by identity: what the caller is owed
         self.last_waits = [NOTHING, NOTHING]

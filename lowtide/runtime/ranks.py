@@ -38,14 +38,12 @@ class SinglePeer:
     several = False
 
     def together(self, run: Callable[[], T]) -> T:
-        """What `run` gives."""
         return run()
 
     def compare(self, texts: Sequence[str], read: Sequence[str] = ()) -> None:
         """Nobody has another text."""
 
     def from_leader(self, run: Callable[[], str]) -> str:
-        """What `run` gives."""
         return run()
 
     def meet(self, doing: str, read: Callable[[], str] = str) -> None:

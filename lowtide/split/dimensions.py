@@ -220,8 +220,6 @@ def _extent(line: AlikeParts) -> str:
 
 @dataclass(eq=False)
 class _Facts:
-    """What is gathered of one component."""
-
     least: Size = 0
     most: Size = 0
     module: list[str] | None = None  # the path that all operators share so far

@@ -120,8 +120,6 @@ class Split:
 
 @dataclass(eq=False)
 class Roles:
-    """By tensor, what becomes of it."""
-
     dims: dict[Value, int] = field(default_factory=dict)  # of what is cut
     inner: dict[Value, Size] = field(default_factory=dict)  # of these, how many units are innermost in what others were merged into
     merged: dict[Value, Reduced] = field(default_factory=dict)  # of what is put together

@@ -26,8 +26,6 @@ _MOST_VISITS = 1_000_000  # of nodes, for all sets together but the first: each 
 
 @dataclass(frozen=True, eq=False)
 class SplitCandidate:
-    """A region, and why it is one."""
-
     region: SplitSet
     saved_bytes: int  # at the peak, by two parts: half of what it makes and nobody else reads
 

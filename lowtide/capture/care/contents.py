@@ -337,7 +337,6 @@ class WrittenAttributes:
         return key in self._before
 
     def note(self, item: Any, name: str) -> None:
-        """One is about to be written."""
         own = attributes(item)
         before = static_attribute(item, name) if own is ABSENT or is_slot(item, name) else own.get(name, ABSENT)
         self._before.setdefault((id(item), name), (item, before))

@@ -38,8 +38,6 @@ MOST = 20_000  # of them
 
 
 class Findings:
-    """Those of one program."""
-
     def __init__(self) -> None:
         self._places: dict[tuple[int, str], Position] = {}
         self._before: dict[tuple[int, str], Any] = {}  # what lay there when it was found

@@ -189,7 +189,6 @@ class _Draws:
             self._others |= not mine
 
     def note_done(self, name: str) -> None:
-        """Somebody has drawn."""
         if name == self.name:
             self._known = self._words(self._state())
 

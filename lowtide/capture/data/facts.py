@@ -286,7 +286,6 @@ class Reader:
         self._steps.clear()
 
     def fork(self) -> Reader:
-        """An independent copy."""
         twin = Reader(self._read, self._frozen, self._number)
         twin.readings, twin._steps, twin._facts = dict(self.readings), dict(self._steps), self._facts
         return twin

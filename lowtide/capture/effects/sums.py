@@ -79,7 +79,6 @@ class Term(Number):
         return "number"
 
     def as_value(self) -> Value:
-        """What it is in the graph."""
         operand = _operand(self)
         value = operand.value if isinstance(operand, Term) else operand
         return self.refuse() if value is None else value

@@ -60,7 +60,6 @@ class Dimension:
         return self.name if self.steps is None else self.steps.name
 
     def extent(self, number: Any) -> Any:
-        """The extent where the dimension is a number (or a symbolic one)."""
         return number if self.steps is None else number * self.steps.step + self.steps.offset
 
     def number(self, extent: int) -> int | None:
@@ -132,8 +131,6 @@ def _listed(dimensions: Dimensions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VaryingExtent:
-    """One extent of one tensor of a batch."""
-
     leaf: int  # which leaf of the flattened batch
     dim: int  # of that tensor
     name: str  # as users call it

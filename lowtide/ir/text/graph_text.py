@@ -247,8 +247,6 @@ class _GraphReader:
 
 @dataclass
 class _ReadScope:
-    """A graph as far as it has been read."""
-
     indent: str
     dimensions: tuple[Dimension, ...]
     inputs: list[Value] = field(default_factory=list)

@@ -150,8 +150,6 @@ class Script(_Made):
 
 
 class _Recording(_Made):
-    """Requests while they are recorded."""
-
     def __init__(self, library: Any) -> None:
         super().__init__(library.lowtide_recording_drop)
         self._library = library
