@@ -88,6 +88,7 @@ def drawing(draw: Callable[[], float]) -> Callable[..., Tensor]:
         (random.random, "draws from random: .*repeat the same choice"),
         (np.random.rand, r"draws from numpy\.random"),
         (lambda: torch.manual_seed(0) and 1.0, "seeds torch's generator"),
+        (lambda: torch.initial_seed() % 7, "reads the seed of torch's generator"),
         (lambda: torch.rand((), generator=torch.Generator()), "aten.rand.generator .*draws from a generator that the program makes anew"),
     ],
 )

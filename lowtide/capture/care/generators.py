@@ -349,6 +349,11 @@ class _Followed:
         self._seeds.seed()
         return self._generator.initial_seed()
 
+    def initial_seed(self) -> int:
+        if threading.get_ident() == self._seeds.thread:
+            raise CaptureError(f"the program reads the seed of torch's generator at {users_line()}, {_REMEDY}")
+        return self._generator.initial_seed()
+
     def get_state(self) -> torch.Tensor:
         return self._seeds.state() if threading.get_ident() == self._seeds.thread else self._generator.get_state()
 
