@@ -161,7 +161,8 @@ class Shadow:
         state = self._after(start, twins, changes)
         settings = {(index, key): item for index, key, item in changes.of_settings(groups, lists, twins.param_groups)}
         for index, key in settings:
-            self._refuse_shared(index, key)
+            if lists:
+                self._refuse_shared(index, key)
         guards = (*scalars.facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
         update = Update(tuple(changes.assigned), tuple(changes.constants), guards, self.beside + sum(map(len, self.state.values())))
         return update, replace(self, state=state, settings={**self.settings, **settings}, contents=changes.contents)
