@@ -137,6 +137,16 @@ class Draft:
         block = self._block_of(tensor)
         return block is not None and block.owned
 
+    def memory(self, tensor: torch.Tensor) -> tuple[bool, Size, bool] | None:
+        """What decides of the memory on which a tensor lies: whether the caller owns it, and its size; None where more than that counts."""
+        block = self._block_of(tensor)
+        return None if block is None or block.former else (block.owned, block.storage.nbytes, block.storage.kind.caller_owned)
+
+    @property
+    def holds_zeros(self) -> bool:
+        """Whether some tensors may have no memory when the step runs."""
+        return bool(self._zeros)
+
     def makers(self) -> dict[Value, Node]:
         """The node that made each value, or wrote it."""
         self._makers |= {value: node for node in self.nodes[self._makers_of :] for value in node.results}

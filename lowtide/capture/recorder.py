@@ -38,9 +38,11 @@ from lowtide.capture.draft import CallArguments, Draft
 from lowtide.capture.effects.data import Data
 from lowtide.capture.formulas import gradients, recurrent
 from lowtide.capture.formulas.dispatch import calls_within
+from lowtide.capture.looks import WRITTEN, fakes_of, kind_of
 from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED
 from lowtide.capture.ranks.wholes import WholeTensors
-from lowtide.capture.real import not_remembered, run
+from lowtide.capture.real import not_remembered, run, structured
+from lowtide.capture.repeats import Repeat, Repeats
 from lowtide.capture.results import Number
 from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
@@ -104,13 +106,14 @@ class Recorder(TorchDispatchMode):
         self.numbers: list[weakref.ref[Number]] | None = None  # handed out in the place of some that nobody knows yet, where that may be
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
+        self._repeats = Repeats()
         self._draws, self._collectives, self._sums = _Chain(), _Chain(), gradients.GradientSums()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:
         """A recorder that continues from here and leaves this one as it is."""
         twin = Recorder(self.draft.fork(), self.reader.fork())
-        twin.refusals, twin.stop = self.refusals, self.stop
+        twin.refusals, twin.stop, twin._repeats = self.refusals, self.stop, self._repeats
         twin._draws, twin._collectives = replace(self._draws), replace(self._collectives)
         twin._before_loss, twin.scripts = self._before_loss, self.scripts
         return twin
@@ -188,6 +191,9 @@ class Recorder(TorchDispatchMode):
                 return instead()
         if self.wholes is not None and self.wholes.run(func, args, kwargs, self.draft, self):
             return args[0] if func._schema.returns else None
+        call = self._repeats.call(func, args, kwargs, self.draft) if self.wholes is None else None
+        if call is not None and call.earlier is not None:
+            return self._record_again(call.earlier, call.tensors[0], func, args, kwargs)
         if func.overloadpacket is torch.ops.aten.set_:
             return self._set(func, args, kwargs)
         if func is torch.ops.aten.resize_.default and "memory_format" not in kwargs and tuple(args[0].shape) == tuple(args[1]):
@@ -244,7 +250,28 @@ class Recorder(TorchDispatchMode):
             self._record_write_to_owned(func, recorded, out, args, kwargs, written, source)
         else:
             self._record_functional(func, args, kwargs, written, functional, source)
+        if call is not None:
+            self._repeats.keep(call, func, out, *((None, []) if functional is None else (functional.form, functional.results)))
         return out
+
+    def _record_again(self, earlier: Repeat, first: FakeTensor, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record a call as an earlier one that looked the same. `first`: the first tensor that it is given."""
+        if func._schema.is_mutable:
+            args = calls.with_defaults(func, args)
+        recorded = self.draft.arguments(func, args, kwargs)
+        if kind_of(func) is not WRITTEN:
+            out = structured(func, fakes_of(func, earlier.layouts, first))
+            self._record(func, recorded, out, args, kwargs, self.draft.sources.current())
+            return out
+        self.draft.refuse_writing(args[:1])
+        if earlier.form is None:
+            self._record_write_to_owned(func, recorded, first, args, kwargs, (0,), self.draft.sources.current())
+        else:
+            refuse_remembered(first, calls.name_of(func))
+            keywords, _ = self._keywords(earlier.form, recorded, (0,), first, kwargs)
+            functional = _Functional(earlier.form, (recorded[0], keywords), fakes_of(earlier.form, earlier.layouts, first))
+            self._record_functional(func, args, kwargs, (0,), functional, self.draft.sources.current())
+        return first if func._schema.returns else None
 
     def _results_of(self, func: OpOverload, recorded: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives under fake tensors, as the real one does."""
@@ -290,10 +317,14 @@ class Recorder(TorchDispatchMode):
         if any(owned) or form is None or calls.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
             raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} {reason}: {_instead_of(func)}")
-        options = calls.options_like(targets[0]) if calls.is_factory(form) else {}
-        read = {key: item for key, item in kwargs.items() if key not in written} | options
-        keywords = *((key, item) for key, item in recorded[1] if key not in written), *self.draft.arguments(form, (), options)[1]
+        keywords, read = self._keywords(form, recorded, written, targets[0], kwargs)
         return _Functional(form, (recorded[0], keywords), tensors_in(self._results_of(form, (recorded[0], keywords), args, read)))
+
+    def _keywords(self, form: OpOverload, recorded: Any, written: tuple[int | str, ...], target: Any, kwargs: dict[str, Any]) -> Any:
+        """Those of a functional form, as the graph writes them and as torch takes them."""
+        options = calls.options_like(target) if calls.is_factory(form) else {}
+        read = {key: item for key, item in kwargs.items() if key not in written} | options
+        return (*((key, item) for key, item in recorded[1] if key not in written), *self.draft.arguments(form, (), options)[1]), read
 
     def _record(self, func: OpOverload, recorded: Any, out: Any, args: Any, kwargs: Any, source: Source | None) -> None:
         name, tensors = calls.name_of(func), results_of(func, out)

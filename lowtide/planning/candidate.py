@@ -185,13 +185,16 @@ def _names(node: Node) -> str:
     return " ".join([node.op, *(value.name for value in node.results)])
 
 
-def order_together(candidates: Sequence[Candidate], solver: Solver, granule_bytes: int) -> None:
-    """Have them ordered for the least peak of any: one that cannot have it keeps the order that was found until that was known."""
+def order_together(candidates: Sequence[Candidate], solver: Solver, granule_bytes: int, enough_bytes: int = 0) -> None:
+    """Have them ordered for the least peak of any: one that cannot have it keeps the order that was found until that was known.
+
+    All keep what they have where one needs no more than `enough_bytes`.
+    """
     question = ("order", solver, granule_bytes)
     unknown = [each for each in candidates if all(known != question for known, _ in each._known)]
     if not unknown:
         return
-    orders = schedule_all([each.order_problem(granule_bytes) for each in unknown], solver)
+    orders = schedule_all([each.order_problem(granule_bytes) for each in unknown], solver, enough_bytes)
     for each, order in zip(unknown, orders, strict=True):
         each._known.append((question, order))
 

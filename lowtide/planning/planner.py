@@ -113,6 +113,8 @@ class Planner:
         refuse_impossible(self._all(request), request)
         if request.budget.is_limit:
             self._recall(request)
+        self._order(request)
+        if request.budget.is_limit:
             self._search(request)
         plans: list[Plan] = []
         refused: list[BudgetError] = []
@@ -147,6 +149,14 @@ class Planner:
         self._recall(request)
         self._search(request)
         return self._searched_for(len(self.programs) - 1, request)
+
+    def _order(self, request: Request) -> None:
+        """Have all programs ordered: an optimizer's first steps run once, so one that needs no more than later ones is good enough."""
+        *first_steps, main = self._all(request)
+        order_together(main, request.solver, request.granule_bytes)
+        enough_bytes = min(each.ordered(request.solver, request.granule_bytes).peak_bytes for each in main)
+        for candidates in first_steps:
+            order_together(candidates, request.solver, request.granule_bytes, enough_bytes)
 
     def _plan(self, which: int, request: Request) -> Plan:
         by_order = ordered(self._candidates(which, replace(request, budget=Budget())), request)

@@ -40,15 +40,17 @@ def _combined(schedules: list[Schedule]) -> Schedule:
     return replace(best, lower_bound_bytes=bound_bytes, status=status)
 
 
-def schedule_all(problems: Sequence[OrderProblem], solver: Solver) -> list[Schedule]:
+def schedule_all(problems: Sequence[OrderProblem], solver: Solver, enough_bytes: int = 0) -> list[Schedule]:
     """An order of each problem, searched for as long as it may turn out to be the one of least peak of all, of equal ones the first.
 
     The problems are searched by turns. One whose proven bound says that it cannot win any more is left with what was found until then: it
-    costs little more than its simple orders and cuts. The best of all is what solving each of them would give.
+    costs little more than its simple orders and cuts. The best of all is what solving each of them would give; where it needs no more
+    than `enough_bytes`, it is searched no further.
     """
     searches = [_OrderSearch(index, answers(problem, solver)) for index, problem in enumerate(problems)]
     open_ = searches
-    while open_:
+    best = min(searches, key=_OrderSearch.rank)
+    while open_ and best.schedule.peak_bytes > enough_bytes:
         open_ = [search for search in open_ if search.go_on()]
         best = min(searches, key=_OrderSearch.rank)
         open_ = [search for search in open_ if search is best or (search.schedule.lower_bound_bytes, search.index) < best.rank()]

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lowtide.capture.program import capture_inference
 from lowtide.capture.real import remembered
+from lowtide.capture.trace import Given
+from lowtide.errors import CaptureError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
 PARTS = int(os.environ.get("LOWTIDE_LOOKS_PARTS", "16"))  # one of them is tried; all operators where a bench asks for 1
@@ -151,6 +155,20 @@ def test_what_a_tensor_is_known_to_hold_is_computed_with():
             remembered(mul_, (later, unknown), {}, mul_)
             assert later.constant is None
             assert remembered(add, (count, unknown), {}, add).constant is None
+
+
+class Widened(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a.bitwise_xor_(b)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_what_is_written_must_fit_each_time():
+    """The fake kernel gives it the size of the result, where the real one raises."""
+    given = Given((torch.ones(5, 1, dtype=torch.int64), torch.ones(5, dtype=torch.int64)), {}, torch.device("cpu"))
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="another size"):
+            capture_inference(Widened(), given)
 
 
 def test_what_cannot_be_is_refused_each_time():
