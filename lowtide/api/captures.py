@@ -18,7 +18,6 @@ from lowtide.capture.care.generators import known_generators
 from lowtide.capture.care.surroundings import methods_of, objects_of, put_back_on_failure
 from lowtide.capture.difference import difference
 from lowtide.capture.effects.flags import FlagRecorder
-from lowtide.capture.effects.outputs import containers_of
 from lowtide.capture.program import TrainingProgram, capture_inference, capture_training
 from lowtide.capture.ranks.data_parallel import unlike_a_step
 from lowtide.capture.real import knowing
@@ -108,8 +107,8 @@ class Captures:
     def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> tuple[tuple[CapturedStep, ...], Premises]:
         """The program, and what it takes for granted. A first run may fill in what later ones find (a cache in a configuration)."""
         functions = () if self.program is None else (self.program.loss, self.program.after_backward)
-        own = methods_of((self.model,)), containers_of((self.model,))
-        with put_back_on_failure((*functions, *own[0]), [*objects_in(args, kwargs), *own[1], *objects_of((self.model,))]):
+        objects = [*objects_in(args, kwargs), *objects_of((self.model,))]
+        with put_back_on_failure((*functions, *methods_of((self.model,))), objects):
             first: tuple[CapturedStep, ...] | None = None
             for _ in range(2):
                 before = CallerState(self.caller).locations

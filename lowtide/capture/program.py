@@ -23,16 +23,16 @@ from lowtide.capture.batches import micro_batches, objects_in
 from lowtide.capture.between_steps import on_the_host
 from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import following
-from lowtide.capture.care.hooks import hooks_of_parameters, none_left_on, refuse_strangers
+from lowtide.capture.care.hooks import hooks_beside, none_left_on, refuse_strangers
 from lowtide.capture.care.leaks import LeakWatch
-from lowtide.capture.care.surroundings import functions_of, methods_of, put_back_on_failure, settings_unchanged
+from lowtide.capture.care.surroundings import functions_of, methods_of, objects_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.difference import is_same
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
-from lowtide.capture.effects.outputs import OutputRecorder, containers_of
+from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
@@ -99,7 +99,7 @@ def capture_inference(
     into places of the caller's. `numbers`: places where another one lies in each step.
     """
     record = partial(_recorded_inference, model, given)
-    return _captured(record, (model,), (), given, put_back=put_back, leaves=leaves, numbers=numbers)[0]
+    return _captured(record, (model,), tuple(hooks_beside(())), given, put_back=put_back, leaves=leaves, numbers=numbers)[0]
 
 
 def _captured(
@@ -122,12 +122,12 @@ def _captured(
             set_aside(),
             put_back_on_failure(
                 (*functions, *methods_of(models), *(each for cls in type(optimizer).__mro__ for each in functions_of(cls))),
-                [*objects_in(given.args, given.kwargs), *containers_of(models)],
+                [*objects_in(given.args, given.kwargs), *objects_of(models)],
                 models=models,
                 always=put_back,
                 classes=True,
             ),
-            following(models, functions[:2], optimizer) as follower,
+            following(models, functions, optimizer) as follower,
         ):
             captured = record(watch, leaving)
             follower.refuse_moved()
@@ -216,7 +216,7 @@ def capture_training(
     `latest`: the last of the programs alone, which takes less.
     """
     models = (program.model,) if program.wrapper is None else (program.model, program.wrapper)
-    functions = program.loss, program.after_backward, *hooks_of_parameters(models)
+    functions = program.loss, program.after_backward, *hooks_beside(models)
 
     record = partial(_recorded_training, program, given, put_back, latest)
     return _captured(record, models, functions, given, program.optimizer, put_back=put_back, leaves=leaves, numbers=numbers)

@@ -21,7 +21,7 @@ from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
 from lowtide.capture.care.generators import untouched_randomness
-from lowtide.capture.care.hooks import no_gradients_taken, refuse_gradients_of, warn_of_gradients_of, watched_hooks
+from lowtide.capture.care.hooks import hooks_on_fakes, no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.reads import AttributeReads, following_reads
 from lowtide.capture.care.snapshots import ModuleSnapshot, of_call
@@ -346,7 +346,7 @@ def tracing(
                 module_views() as views,
                 following_reads() as trace.reads,
                 swapped(model, trace.fakes, views, trace.reads, following) as trace.modules,
-                watched_hooks(model, trace.fakes, trace.recorder.draft, trace.modules),
+                hooks_on_fakes(trace.fakes),
                 trace.sources.following(model),  # around the hooks of modules
                 replaced(nn.Module, "_apply", lambda _: _apply),
                 trace.own.are_the_same(),

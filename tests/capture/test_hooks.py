@@ -1,20 +1,21 @@
-"""Hooks: what they do to tensors is in the graph; one that does something else only is refused, as it would do it once and never again."""
+"""Hooks: what they do to tensors is in the graph, and what they do beside is done by each step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_leaves
 
 import lowtide
 from tests.training import Settings, Snapshot, eager_step
 
 HERE = r"\S*test_hooks\.py:\d+"
-counts: set[int] = set()  # no list: what goes there is put there by each step
 
 
 class Net(nn.Module):
@@ -49,10 +50,6 @@ def trained(hooked: Callable[[Net], Any], optimized: bool) -> Net:
     for _ in range(3):
         step(x) if step else eager_step(model, loss, optimizer, (x,), {}, Settings())
     return model
-
-
-def count(*given: Any) -> None:
-    counts.add(1)
 
 
 def scale_in_place(gradient: Tensor) -> None:
@@ -125,60 +122,71 @@ def test_what_hooks_do_to_tensors_is_done_in_each_step(hooked):
     assert one.largest is None or torch.equal(one.largest, two.largest)
 
 
-UNSEEN = {
-    "on a parameter": (lambda model: model.first.weight.register_hook(count), r"the gradient of first\.weight"),
-    "a method of C": (lambda model: model.first.weight.register_hook([].append), r"'list\.append' on the gradient of first\.weight"),
-    "within": (lambda model: setattr(model, "within", lambda hidden: hidden.register_hook(count)), "a tensor's gradient"),
-    "of a module": (lambda model: model.second.register_full_backward_hook(count), "a module's backward pass"),
-    "after a module": (lambda model: model.second.register_forward_hook(count), "a module's forward"),
-    "of keywords": (lambda model: by_keyword(model, lambda named: named.register_forward_hook(count)), "a module's forward"),
-    "without tensors": (lambda model: by_keyword(model, lambda named: named.register_forward_pre_hook(count)), "a module's forward"),
+class Meter:
+    """What hooks leave beside tensors."""
+
+    def __init__(self) -> None:
+        self.calls, self.shapes, self.by_name, self.last = 0, [], {"calls": 0}, 0.0
+
+    def notes(self, *given: Any) -> None:
+        self.calls += 1
+        self.shapes.append([tuple(each.shape) for each in tree_leaves(given) if isinstance(each, Tensor)])
+        self.by_name["calls"] += 1
+        print("a hook ran", self.calls)
+
+    def keeps_a_number(self, *given: Any) -> None:
+        self.last = next(each for each in tree_leaves(given) if isinstance(each, Tensor)).sum().item()
+
+    def checks(self, *given: Any) -> None:
+        for each in tree_leaves(given):
+            if isinstance(each, Tensor) and each.isnan().any():
+                raise ValueError("not a number")
+
+
+KINDS = {
+    "on a parameter": lambda model, hook: model.first.weight.register_hook(hook),
+    "within": lambda model, hook: setattr(model, "within", lambda hidden: hidden.register_hook(hook)),
+    "before a module": lambda model, hook: model.second.register_forward_pre_hook(hook),
+    "after a module": lambda model, hook: model.second.register_forward_hook(hook),
+    "of keywords": lambda model, hook: by_keyword(model, lambda named: named.register_forward_hook(hook)),
+    "behind a module": lambda model, hook: model.second.register_full_backward_hook(hook),
+    "before all": lambda model, hook: torch_module.register_module_forward_pre_hook(hook),
+    "after all": lambda model, hook: torch_module.register_module_forward_hook(hook),
+    "before all backward": lambda model, hook: torch_module.register_module_full_backward_pre_hook(hook),
+    "behind all backward": lambda model, hook: torch_module.register_module_full_backward_hook(hook),
 }
-
-
-@pytest.mark.parametrize(("hooked", "what"), UNSEEN.values(), ids=UNSEEN.keys())
-def test_what_hooks_do_beside_would_be_done_once(hooked, what):
-    torch.manual_seed(0)
-    model = Net()
-    hooked(model)
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    before = Snapshot.of(model, optimizer)
-    with pytest.raises(lowtide.CaptureError, match=rf"the hook .*{what}.* returns nothing and writes no tensor.*never again"):
-        lowtide.optimize(model, torch.ones(5, 3), loss=loss, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
-    before.assert_same(model, optimizer)
-
-
-AROUND_ALL = {
-    "before forward": (torch_module.register_module_forward_pre_hook, "a module's forward"),
-    "after forward": (torch_module.register_module_forward_hook, "a module's forward"),
-    "before backward": (torch_module.register_module_full_backward_pre_hook, "a module's backward pass"),
-    "after backward": (torch_module.register_module_full_backward_hook, "a module's backward pass"),
-}
+EFFECTS = [Meter.notes, Meter.keeps_a_number, Meter.checks]
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # the model's batch needs no gradients
-@pytest.mark.parametrize(("register", "what"), AROUND_ALL.values(), ids=AROUND_ALL.keys())
-def test_what_a_hook_around_all_modules_does_beside_would_be_done_once(register, what):
-    model = Net()
-    handle = register(count)
-    try:
-        with pytest.raises(lowtide.CaptureError, match=rf"the hook 'count' .*{what}.*never again"):
-            lowtide.optimize(
-                model,
-                torch.ones(5, 3),
-                loss=loss,
-                optimizer=optim.SGD(model.parameters(), 0.1),
-                planning=lowtide.Planning(workspaces=False),
-            )
-        tables = [table for name, table in vars(torch_module).items() if name.startswith("_global_") and isinstance(table, dict)]
-        assert any(hook is count for table in tables for hook in table.values()), "it is there as before"
-    finally:
-        handle.remove()
+@pytest.mark.parametrize("effect", EFFECTS, ids=[effect.__name__ for effect in EFFECTS])
+@pytest.mark.parametrize("register", KINDS.values(), ids=KINDS.keys())
+def test_what_hooks_do_beside_is_done_in_each_step(register, effect, capsys):
+    left = []
+    for optimized in (False, True):
+        meter, handles = Meter(), []
+        capsys.readouterr()
+        try:
+            model = trained(lambda model: handles.append(register(model, partial(effect, meter))), optimized)  # noqa: B023
+        finally:
+            for handle in filter(None, handles):
+                handle.remove()
+        left.append((vars(meter), capsys.readouterr().out, [each.tolist() for each in model.state_dict().values()]))
+    assert left[0] == left[1]
+
+
+gradients: list[Tensor] = []
+
+
+def test_a_method_of_pythons_that_keeps_gradients_is_refused():
+    with pytest.raises(lowtide.CaptureError, match="the global 'gradients' of test_hooks"):
+        trained(lambda model: model.first.weight.register_hook(gradients.append), True)
+    assert gradients == []
 
 
 def test_a_hook_after_accumulation_that_the_program_registers_is_refused():
     model = Net()
-    model.within = lambda hidden: model.first.weight.register_post_accumulate_grad_hook(count)
+    model.within = lambda hidden: model.first.weight.register_post_accumulate_grad_hook(print)
     with pytest.raises(lowtide.CaptureError, match=rf"after a gradient is accumulated, at {HERE}.*use after_backward"):
         lowtide.optimize(
             model, torch.ones(5, 3), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), planning=lowtide.Planning(workspaces=False)

@@ -1,15 +1,13 @@
 """What hangs on the caller's own tensors, parameters and modules: hooks and gradients.
 
-What hooks do to tensors is part of the graph, what they do beside it would be done but once. A hook that gives nothing back, writes no
-tensor and puts none into a module can only have done something that no graph holds: counted, printed, kept. It is refused. Hooks of torch's
-own files are let through, and those on a module's forward that a library has put there; torch's own around all modules do not run.
+Hooks are code of the program like any other: what they do to tensors is part of the graph, what they do beside it is followed. Torch's own
+around all modules do not run.
 
 No gradient ever lies on the caller's tensors: what a program does to parameters, it does to their fakes (`fakes.py`).
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -23,43 +21,28 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as torch_module
 
 from lowtide.base.messages import warn
-from lowtide.capture.care.snapshots import ModuleSnapshot
-from lowtide.capture.care.turns import all_replaced, for_this_thread, replaced, undoing
-from lowtide.capture.draft import Draft
-from lowtide.capture.effects.outputs import noted
-from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.care.turns import all_replaced, replaced
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.sources import Sources, is_torchs, is_users, users_line
+from lowtide.capture.sources import Sources, is_torchs, users_line
 from lowtide.errors import CaptureError
-from lowtide.ir import tree
 from lowtide.ir.graph import Source
 
 Hook = Callable[..., Any]
-_OF_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
-_NAMES = ("_forward_pre_hooks", "_forward_hooks", *_OF_BACKWARD)
+_NAMES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _LATE = "register_post_accumulate_grad_hook"
 _CALLS = ("_call_impl", "_get_backward_hooks", "_get_backward_pre_hooks")
 
 
 @contextmanager
-def watched_hooks(model: nn.Module, fakes: FakeModel, draft: Draft, modules: list[ModuleSnapshot]) -> Iterator[None]:
-    """Hooks of parameters run for their fakes; all hooks are watched. The tables of modules are as before afterwards."""
-    watch = _Watch(draft, modules, fakes)
-    tables = [(module.__dict__[name], name) for module in model.modules() for name in _NAMES]
+def hooks_on_fakes(fakes: FakeModel) -> Iterator[None]:
+    """Hooks of parameters run for their fakes. Those that the program leaves on a parameter are refused."""
     for real, fake in fakes.parameters.items():
         for hook in (real._backward_hooks or {}).values() if fake.requires_grad else ():
-            fake.register_hook(watch.of(hook, f"the gradient of {fakes.names[real]}"))
+            fake.register_hook(hook)
     before = {fake: len(fake._backward_hooks or ()) for fake in fakes.parameters.values()}
-    registering = (torch.Tensor, "register_hook", watch.registering), (torch.Tensor, _LATE, lambda _: _refuse_late)
-    calling = functools.partial(watch.calling, dict(vars(torch_module)))
-    calls = ((nn.Module, name, calling) for name in _CALLS if any(map(_around_all, _NAMES)))
-    with undoing() as undo:
-        for table, name in tables:
-            if table:
-                undo(functools.partial(table.update, dict(table)))
-                table.update({key: for_this_thread(own, table[key]) for key, own in watch.of_table(table, name).items()})
-        with all_replaced((*calls, *registering)):
-            yield
+    calls = [(nn.Module, name, _without_torchs_hooks) for name in _CALLS] if any(map(_around_all, _NAMES)) else []
+    with all_replaced((*calls, (torch.Tensor, _LATE, lambda _: _refuse_late))):
+        yield
     for real, fake in fakes.parameters.items():
         if len(fake._backward_hooks or ()) > before[fake]:
             raise CaptureError(
@@ -74,73 +57,23 @@ def _around_all(name: str) -> dict[int, Hook]:
     return table
 
 
-class _Watch:
-    """Runs hooks and refuses those whose effect is not to be seen."""
+def _without_torchs_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch's that calls a module or finds its hooks, with tables of its own among the names of its file.
 
-    def __init__(self, draft: Draft, modules: list[ModuleSnapshot], fakes: FakeModel) -> None:
-        self.draft, self.modules, self.fakes = draft, modules, fakes
+    They hold the hooks that there are at the time, and none of torch's own, as those of `torch.utils.module_tracker` hold on to graphs of
+    autograd. What is no function of that file is left: somebody has put another one there.
+    """
+    torchs, names = inspect.unwrap(call), dict(vars(torch_module))
+    if getattr(torchs, "__globals__", None) is not vars(torch_module):
+        return call
+    own = types.FunctionType(torchs.__code__, names, torchs.__name__, torchs.__defaults__, torchs.__closure__)
 
-    def of(self, hook: Hook, what: str) -> Hook:
-        """The hook, watched; `what` it is a hook on."""
-        if is_torchs(hook):
-            return hook
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        for name in _NAMES:
+            names[f"_global{name}"] = {key: hook for key, hook in _around_all(name).items() if not is_torchs(hook)}
+        return own(*args, **kwargs)
 
-        @functools.wraps(hook, updated=())
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            tensors = _tensors_in(args, kwargs)  # until the hook is done, so that no other gets the id of one
-            before = self._seen(tensors)
-            given = hook(*args, **kwargs)
-            if given is None and self._seen(_tensors_in(args, kwargs)) == before:
-                raise LeavingError(
-                    f"the hook {_text(hook)} on {what} returns nothing and writes no tensor: what it does instead (to count, print or keep "
-                    "something) would be done once, while the step is captured, and never again; take the hook off, or have it put what "
-                    "you want to see into a list or a dictionary, where each step puts its own"
-                )
-            return given
-
-        return watched
-
-    def of_table(self, table: dict[int, Hook], name: str) -> dict[int, Hook]:
-        what = "a module's backward pass" if name in _OF_BACKWARD else "a module's forward"
-        return {key: self.of(hook, what) if name in _OF_BACKWARD or is_users(hook) else hook for key, hook in table.items()}
-
-    def calling(self, names: dict[str, Any], call: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of torch's that calls a module or finds its hooks, with tables of its own among the `names` of its file.
-
-        They hold the hooks that there are at the time, watched, and none of torch's own, as those of `torch.utils.module_tracker` hold on
-        to graphs of autograd. What is no function of that file is left: somebody has put another one there.
-        """
-        torchs = inspect.unwrap(call)
-        if getattr(torchs, "__globals__", None) is not vars(torch_module):
-            return call
-        own = types.FunctionType(torchs.__code__, names, torchs.__name__, torchs.__defaults__, torchs.__closure__)
-
-        def calling(*args: Any, **kwargs: Any) -> Any:
-            for name in _NAMES:
-                table = {key: hook for key, hook in _around_all(name).items() if not is_torchs(hook)}
-                names[f"_global{name}"] = self.of_table(table, name)
-            return own(*args, **kwargs)
-
-        return calling
-
-    def registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
-        """`tensor.register_hook`: hooks that the program itself registers, while it runs, are watched too."""
-        return lambda tensor, hook: register(tensor, self.of(hook, "a tensor's gradient"))
-
-    def _seen(self, given: list[torch.Tensor]) -> tuple[Any, ...]:
-        """What is known of: the tensors that a hook is given with their versions, the writes, what is put into modules and containers.
-
-        And gradients of parameters, to which a backward pass within the hook adds.
-        """
-        gradients = [fake.grad for fake in self.fakes.parameters.values()]
-        writes = sum(bool(node.writes) for node in self.draft.nodes)
-        rebound = [(slot, id(tensor)) for each in self.modules for slot, tensor in each.rebound()]
-        return [(id(each), each._version) for each in (*given, *gradients) if each is not None], writes, rebound, noted()
-
-
-def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a hook is given, also within dictionaries and other structures."""
-    return [leaf.value for leaf in tree.flatten((args, kwargs))[0] if isinstance(leaf.value, torch.Tensor)]
+    return calling
 
 
 def _refuse_late(tensor: torch.Tensor, hook: Hook) -> Any:
@@ -150,15 +83,10 @@ def _refuse_late(tensor: torch.Tensor, hook: Hook) -> Any:
     )
 
 
-def _text(hook: Hook) -> str:
-    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-    name = getattr(hook, "__qualname__", type(hook).__name__)
-    return f"{name!r}" if code is None else f"{name!r} ({code.co_filename}:{code.co_firstlineno})"
-
-
-def hooks_of_parameters(models: Iterable[nn.Module]) -> list[Any]:
-    """What is called with the gradients of their parameters."""
-    return [hook for model in models for each in model.parameters() for hook in (each._backward_hooks or {}).values()]
+def hooks_beside(models: Iterable[nn.Module]) -> list[Hook]:
+    """What is called with the gradients of their parameters, and around all modules."""
+    of_gradients = [hook for model in models for each in model.parameters() for hook in (each._backward_hooks or {}).values()]
+    return [*of_gradients, *(hook for name in _NAMES for hook in _around_all(name).values() if not is_torchs(hook))]
 
 
 def refuse_strangers(loss: torch.Tensor, sources: Sources) -> None:

@@ -25,7 +25,7 @@ from lowtide.capture.care.generators import is_default
 from lowtide.capture.care.instances import IMMUTABLE
 from lowtide.capture.care.turns import Undo, undoing
 from lowtide.capture.effects.code import codes, rewrite
-from lowtide.capture.effects.stand_ins import is_stand_in
+from lowtide.capture.effects.stand_ins import KINDS, is_stand_in
 from lowtide.capture.sources import is_users, is_written_by_user
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -36,6 +36,8 @@ _CONTAINERS = (list, dict, set, collections.deque)
 _WITHIN = ("fget", "fset", "__func__", "func")  # of properties, class methods, partial methods
 _LEFT_ALONE = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
 _OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
+
+OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 @contextmanager
@@ -62,17 +64,24 @@ def put_back_on_failure(
 
 
 def methods_of(models: Iterable[nn.Module]) -> list[Any]:
-    """The classes of all modules, their functions, and hooks, but for those that libraries wrote."""
-    classes = {cls: None for model in models for module in model.modules() for cls in type(module).__mro__}
-    tables = [table for model in models for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")]
+    """The classes of all modules, their functions but for those that libraries wrote, hooks, and what attributes hold that is called."""
+    modules = [module for model in models for module in model.modules()]
+    classes = {cls: None for module in modules for cls in type(module).__mro__}
+    tables = [table for module in modules for name, table in vars(module).items() if name.endswith("_hooks")]
     hooks = [each for table in tables if isinstance(table, dict) for each in table.values()]
-    return [*(each for cls in classes for each in (cls, *functions_of(cls))), *hooks]
+    called = [item for item in _kept_by(modules) if isinstance(item, types.FunctionType) or called_by(item) is not None]
+    return [*(each for cls in classes for each in (cls, *functions_of(cls))), *hooks, *called]
 
 
 def objects_of(models: Iterable[nn.Module]) -> list[Any]:
-    """What modules keep in attributes that is of the user's classes, or a bag of names."""
-    items = [item for model in models for module in model.modules() for item in vars(module).values()]
-    return [item for item in items if not isinstance(item, nn.Module) and (is_of_users(item) or type(item) is types.SimpleNamespace)]
+    """What modules keep beside torch's own that is a container, a generator, a bag of names or of the user's classes."""
+    kinds = {*KINDS, set, torch.Generator, types.SimpleNamespace}
+    kept = _kept_by(module for model in models for module in model.modules())
+    return [item for item in kept if type(item) in kinds or (not isinstance(item, nn.Module) and is_of_users(item))]
+
+
+def _kept_by(modules: Iterable[nn.Module]) -> list[Any]:
+    return [item for module in modules for name, item in tree.attributes_of(module).items() if name not in OWN_OF_MODULES]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:

@@ -31,7 +31,7 @@ from lowtide.capture.effects.code import is_read, rewrite
 from lowtide.capture.effects.containers import Container, EffectLog
 from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.going_on import GoingOn
-from lowtide.capture.effects.search import LARGEST, OWN_OF_MODULES, PlaceSearch
+from lowtide.capture.effects.search import LARGEST, PlaceSearch
 from lowtide.capture.effects.stand_ins import KINDS, StaleError, holds_stand_in, is_stand_in, own_of
 from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
@@ -343,20 +343,9 @@ def survive(numbers: list[weakref.ref[Number]]) -> bool:
     return any(number() is not None for number in numbers)
 
 
-def containers_of(models: Iterable[nn.Module]) -> list[Any]:
-    """The lists, dictionaries and generators that modules keep beside torch's own."""
-    tables, kinds = [tree.attributes_of(module) for model in models for module in model.modules()], {*KINDS, torch.Generator}
-    return [item for table in tables for name, item in table.items() if type(item) in kinds and name not in OWN_OF_MODULES]
-
-
 def is_followed() -> bool:
     """Whether what the program under capture puts outside is followed."""
     return bool(_active)
-
-
-def noted() -> tuple[int, ...]:
-    """What a program under capture has put into places so far, as far as that is followed: compared with itself."""
-    return _active[-1].done if _active else ()
 
 
 def _call(container: Container | Outlet, method: str, args: tuple[Any, ...]) -> None:

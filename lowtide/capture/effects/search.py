@@ -22,7 +22,6 @@ from lowtide.capture.effects.stand_ins import KINDS
 from lowtide.capture.sources import is_users
 
 LARGEST = 1000  # items of a container among which others are looked for
-OWN_OF_MODULES = frozenset(vars(nn.Module()))
 _MOST = 20_000  # objects that are looked at
 
 
@@ -104,7 +103,7 @@ class PlaceSearch:
         for name, value in list(table.items()):
             if self.is_followed(item, name):
                 continue
-            if isinstance(item, nn.Module) and name in OWN_OF_MODULES:
+            if isinstance(item, nn.Module) and name in surroundings.OWN_OF_MODULES:
                 waiting.extend(value.values() if isinstance(value, dict) else ())
             else:
                 place(functools.partial(table.__getitem__, name), functools.partial(seen(item, table).__setitem__, name))
