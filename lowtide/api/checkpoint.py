@@ -32,8 +32,6 @@ _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})  # of torch's optimize
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint is of."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     peers: SinglePeer

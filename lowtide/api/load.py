@@ -69,7 +69,6 @@ class FrozenNeeds:
 
     @property
     def peak_bytes(self) -> int:
-        """At its highest, once it is loaded."""
         return self.held_bytes + self.call_bytes
 
     def __str__(self) -> str:

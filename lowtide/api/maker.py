@@ -99,8 +99,6 @@ class PlanningSettings:
 
 @dataclass(frozen=True)
 class CapturedProgram:
-    """One captured program, as planning takes it."""
-
     captured: CapturedStep
     granule_bytes: int
     candidates: tuple[Candidate, ...]
@@ -271,7 +269,6 @@ class StepMaker:
 
     @property
     def peers(self) -> SinglePeer:
-        """The processes that it plans for."""
         return self.capturing.peers
 
     @property

@@ -162,7 +162,6 @@ class OtherShapes(Generic[S]):
         return step
 
     def _of_range(self, error: NewShapeError, newest: Family, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
-        """The step for a batch of the range; None where it is none."""
         if error.shape in self._ranged:
             return self._ranged[error.shape]
         if error.restructured:  # a range is for one number of leaves

@@ -114,7 +114,6 @@ class RangePart:
         return all_hold([each for captured in self.captured for each in captured.conditions], self.dimensions)
 
     def own(self, point: Mapping[str, int]) -> dict[str, int]:
-        """A point of the whole range as one of its own dimensions."""
         return {each.name: point[each.name] for each in self.dimensions}
 
 

@@ -122,8 +122,6 @@ def _warn(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class GraphWish:
-    """What a user wants, and for which steps."""
-
     word: str  # as `Run` has it
     device: torch.device
     varies: bool = False  # whether the step is one for a range of shapes
@@ -166,8 +164,6 @@ class GraphWish:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One for a step and for its steps for other shapes."""
-
     step_arena: StepArena | None = None  # None where none was asked for
     graphs: StepGraphs | None = None
     _on_device: WeakKeyDictionary[Plan, tuple[int | None, int | None]] = field(default_factory=WeakKeyDictionary)

@@ -107,7 +107,6 @@ class Sum:
 
     @property
     def now(self) -> Any:
-        """What is there."""
         return entry(self.table(), self.name, self.default)
 
     def holds(self) -> bool:

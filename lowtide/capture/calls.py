@@ -45,7 +45,6 @@ def name_of(op: OpOverload) -> str:
 
 
 def resolve(name: str) -> OpOverload:
-    """The operator that `name_of` named."""
     namespace, base, overload = name.split(".")
     resolved: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     return resolved
@@ -208,7 +207,6 @@ def atom_of(item: Any) -> Atom | None:
 
 
 def torchs(atom: Atom) -> Any:
-    """What an atom spells."""
     return torch.device(atom.name) if atom.kind == "device" else getattr(torch, atom.name)
 
 

@@ -133,7 +133,6 @@ class Draft:
         return value if value is not None else self._view_of_root(block, tensor)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether the caller owns the storage of `tensor`."""
         block = self._block_of(tensor)
         return block is not None and block.owned
 

@@ -24,10 +24,10 @@ NEW, VIEW, WRITTEN = "new", "view", "written"
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _AS_VIEW = torch.ops.aten.as_strided.default._op_dk  # by the kernel for what has no memory: torch may have none for the device
 
-Layout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]"  # shape, stride, offset, dtype, device
+ResultLayout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]"  # shape, stride, offset, dtype, device
 
 
-class UnlikeError(Exception):
+class NoLookError(Exception):
     """An argument of which more than its look counts."""
 
 
@@ -54,38 +54,38 @@ def kind_of(func: OpOverload) -> str | None:
 
 
 def look_of(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...]:
-    """What decides how the results of a call look; its tensors are appended to `tensors`. Raises UnlikeError.
+    """What decides how the results of a call look; its tensors are appended to `tensors`. Raises NoLookError.
 
     Numbers do not count where elements are computed one by one, or the result is a tensor that was there.
     """
-    look: list[Any] = [func, torch.get_default_dtype()]
+    key: list[Any] = [func, torch.get_default_dtype()]
     numbers = kind_of(func) is not WRITTEN and not calls.is_over_lists(func) and torch.Tag.pointwise not in func.tags
     for item in args:
-        _add(look, item, tensors, numbers)
+        _add(key, item, tensors, numbers)
     for name, item in kwargs.items():
-        look.append(name)
-        _add(look, item, tensors, numbers)
-    return tuple(look)
+        key.append(name)
+        _add(key, item, tensors, numbers)
+    return tuple(key)
 
 
-def _add(look: list[Any], item: Any, tensors: list[FakeTensor], numbers: bool) -> None:
+def _add(key: list[Any], item: Any, tensors: list[FakeTensor], numbers: bool) -> None:
     kind = type(item)
     if kind is FakeTensor:
         shape, stride = tuple(item.shape), item.stride()
         if item.fake_mode.shape_env is not None or not is_plain(item):  # storages may be of symbolic sizes where shapes are not
-            raise UnlikeError
+            raise NoLookError
         tensors.append(item)
-        look += (next(at for at, each in enumerate(tensors) if each is item), item.dtype, item.fake_device, shape, stride)
+        key += (next(at for at, each in enumerate(tensors) if each is item), item.dtype, item.fake_device, shape, stride)
     elif kind is float or kind is complex:
-        look += (kind, item if numbers else None)
+        key += (kind, item if numbers else None)
     elif kind in _PLAIN:
-        look += (kind, item)
+        key += (kind, item)
     elif kind is tuple or kind is list:
-        look.append(len(item))
+        key.append(len(item))
         for each in item:
-            _add(look, each, tensors, numbers)
+            _add(key, each, tensors, numbers)
     else:
-        raise UnlikeError
+        raise NoLookError
 
 
 def is_plain(tensor: FakeTensor) -> bool:
@@ -95,7 +95,7 @@ def is_plain(tensor: FakeTensor) -> bool:
     return all(type(extent) is int for extent in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
-def layouts_of(func: OpOverload, out: Any, given: Sequence[FakeTensor]) -> tuple[Layout, ...] | None:
+def layouts_of(func: OpOverload, out: Any, given: Sequence[FakeTensor]) -> tuple[ResultLayout, ...] | None:
     """How what came out of a call lies, the offset of a view from where its first tensor begins; None where more than looks counts."""
     kind, pieces = kind_of(func), pieces_of(out)
     if kind is WRITTEN:
@@ -114,7 +114,7 @@ def layouts_of(func: OpOverload, out: Any, given: Sequence[FakeTensor]) -> tuple
     return None if not apart or any(one != two for one, two in sizes) or any(offset for _, _, offset, *_ in layouts) else layouts
 
 
-def fakes_of(func: OpOverload, layouts: Sequence[Layout], first: FakeTensor) -> list[FakeTensor]:
+def fakes_of(func: OpOverload, layouts: Sequence[ResultLayout], first: FakeTensor) -> list[FakeTensor]:
     """Tensors that lie so, on storages of their own or on that of the first that a call was given."""
     mode = first.fake_mode
     with no_dispatch():

@@ -29,7 +29,7 @@ from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.care.turns import during
 from lowtide.capture.corrections import corrected, kernel
-from lowtide.capture.looks import VIEW, WRITTEN, Layout, UnlikeError, fakes_of, kind_of, layouts_of, look_of
+from lowtide.capture.looks import VIEW, WRITTEN, ResultLayout, NoLookError, fakes_of, kind_of, layouts_of, look_of
 from lowtide.capture.sizes.probes import UnprobedError, bytes_left, dense_stride, probed
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line
@@ -39,7 +39,7 @@ from lowtide.ir.operators.nodes import is_collective
 from lowtide.ir.result_specs import Really, Results, ResultSpec, differ, pieces_of, unknown
 
 _MOST = 20_000  # looks; what comes later is asked for each time
-_known: dict[Any, tuple[Layout, ...]] = {}
+_known: dict[Any, tuple[ResultLayout, ...]] = {}
 
 
 def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], ask: Callable[..., Any]) -> Any:
@@ -48,16 +48,16 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     if kind is None:
         return ask(*args, **kwargs)
     try:
-        look = look_of(func, args, kwargs, tensors)
-    except UnlikeError:
+        look_key = look_of(func, args, kwargs, tensors)
+    except NoLookError:
         return ask(*args, **kwargs)
     known_data = {each.constant is not None for each in tensors}
     if len(known_data) != 1 or (kind is WRITTEN and not _lie_apart(tensors)):
         return ask(*args, **kwargs)
-    layouts = _known.get(key := (*known_data, look))
+    layouts = _known.get(key := (*known_data, look_key))
     if layouts is None:
         out = ask(*args, **kwargs)
-        resized = kind is WRITTEN and look_of(func, args, kwargs, []) != look  # where the real kernel may raise
+        resized = kind is WRITTEN and look_of(func, args, kwargs, []) != look_key  # where the real kernel may raise
         layouts = None if resized else _said(func, out, tensors, True in known_data)
         if layouts is not None and len(_known) < _MOST:
             _known[key] = layouts
@@ -87,7 +87,7 @@ def _lie_apart(tensors: list[FakeTensor]) -> bool:
     return len(set(map(address, different))) == len(different)
 
 
-def _said(func: OpOverload, out: Any, given: list[FakeTensor], known_data: bool) -> tuple[Layout, ...] | None:
+def _said(func: OpOverload, out: Any, given: list[FakeTensor], known_data: bool) -> tuple[ResultLayout, ...] | None:
     """What to remember of an answer; None where more than looks counts."""
     pieces = given if (kind := kind_of(func)) is WRITTEN else pieces_of(out)
     if any((piece.constant is None) is known_data for piece in pieces if type(piece) is FakeTensor) or (known_data and kind is VIEW):

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.capture import calls
 from lowtide.capture.blocks import address
 from lowtide.capture.draft import Draft
-from lowtide.capture.looks import WRITTEN, Layout, UnlikeError, kind_of, layouts_of, look_of
+from lowtide.capture.looks import WRITTEN, ResultLayout, NoLookError, kind_of, layouts_of, look_of
 from lowtide.ir.operators.row import Draws
 
 
@@ -27,13 +27,13 @@ from lowtide.ir.operators.row import Draws
 class Repeat:
     """What a call came to."""
 
-    layouts: tuple[Layout, ...]  # of its results; of what `form` gives, where there is one
+    layouts: tuple[ResultLayout, ...]  # of its results; of what `form` gives, where there is one
     form: OpOverload | None  # that makes anew what the operator writes into memory of the step's
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatableCall:
-    look: Hashable
+    key: Hashable  # what decides how it is recorded
     tensors: list[FakeTensor]  # at least one
     earlier: Repeat | None  # what a call came to that looked the same
 
@@ -50,22 +50,22 @@ class Repeats:
             return None
         tensors: list[FakeTensor] = []
         try:
-            look = look_of(func, args, kwargs, tensors)
-        except UnlikeError:
+            look_key = look_of(func, args, kwargs, tensors)
+        except NoLookError:
             return None
         addresses, memory = list(map(address, tensors)), list(map(draft.memory, tensors))
         if not tensors or None in memory or any(each.constant is not None for each in tensors):
             return None
-        key = (look, *memory, *(addresses.index(each) for each in addresses))
+        key = (look_key, *memory, *(addresses.index(each) for each in addresses))
         return RepeatableCall(key, tensors, self._known.get(key))
 
-    def keep(self, call: RepeatableCall, func: OpOverload, out: Any, form: OpOverload | None, made: list[Any]) -> None:
-        """Remember what a call came to. `form` and what it `made`: of a call that writes memory of the step's."""
+    def keep(self, call: RepeatableCall, func: OpOverload, out: Any, form: OpOverload | None, results: list[Any]) -> None:
+        """Remember what a call came to. `form` and its `results`: of a call that writes memory of the step's."""
         layouts = layouts_of(func, out, call.tensors)
         if form is not None and layouts is not None:
-            layouts = layouts_of(form, made[0], call.tensors) if len(made) == 1 and kind_of(form) not in (None, WRITTEN) else None
+            layouts = layouts_of(form, results[0], call.tensors) if len(results) == 1 and kind_of(form) not in (None, WRITTEN) else None
         if layouts is not None:
-            self._known[call.look] = Repeat(layouts, form)
+            self._known[call.key] = Repeat(layouts, form)
 
 
 @functools.cache

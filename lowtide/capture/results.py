@@ -113,7 +113,6 @@ class Number:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """An operator is given one: refused."""
         number: Number = next(leaf.value for leaf in tree.flatten((args, kwargs or {}))[0] if issubclass(type(leaf.value), Number))
         number.refuse()
 

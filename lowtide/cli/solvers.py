@@ -53,7 +53,6 @@ def parse_solver(text: str, solvers: Mapping[str, type[Solver]] | None = None) -
 
 
 def parse_placer(text: str, placers: Mapping[str, type[Placer]] | None = None) -> Placer:
-    """The placer that `text` describes, as `parse_solver` does it."""
     return parse(text, _family(text, "lowtide.placers", PLACERS, placers, "place", "exact{max_nodes=1000,max_seconds=2.5}"))
 
 

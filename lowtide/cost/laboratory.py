@@ -295,5 +295,4 @@ def device_of(node: Node) -> str:
 
 
 def provenance_here(device: str) -> Provenance:
-    """With what a plan for a device is made here."""
     return Provenance(VERSION, torch.__version__, device, platform.python_version(), torch.get_num_threads())

@@ -142,7 +142,6 @@ class Footprints:
         return int(self.rows_at(point, workspace_bytes).max(initial=0))
 
     def rows_at(self, point: Mapping[str, int], workspace_bytes: Sequence[int] | Bytes = ()) -> Bytes:
-        """[rows] the same of each row."""
         sizes = self._sizes_at(*checked_point(self.dimensions, point).values())
         if max(sizes, default=0) > LIMIT_BYTES:
             raise ShapeError(f"at {dict(point)}: expected sizes that add up to at most 2**62 bytes, got more: let the ranges end lower")
@@ -231,7 +230,6 @@ class Terms:
         return rows
 
     def _of(self, size: Polynomial, granule: int) -> list[tuple[int, int]]:
-        """The terms of one size, and how many of each."""
         if any(each % granule for monomial, each in size.terms if monomial) or not self._is_plain(size):
             return [(self._numbered(size, granule), 1)]
         counts = [(monomial, int(each if monomial else -(-each // granule) * granule)) for monomial, each in size.terms]

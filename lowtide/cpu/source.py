@@ -75,8 +75,6 @@ def _shares_columns(stage: KernelStage, makers: dict[Buffer, KernelStage], colum
 
 @dataclass(frozen=True)
 class ElementOffsets:
-    """Where things are, in elements."""
-
     buffers: Mapping[Buffer, int]
     packed: Mapping[Packed, int]
 

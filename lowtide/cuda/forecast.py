@@ -34,8 +34,6 @@ _REPEATS = 8  # of a step, in which it settles or does not
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """Of one storage or workspace."""
-
     nbytes: int
     start: int  # step of the plan
     end: int  # the step before which it is let go; -1: it outlives the run

@@ -201,7 +201,6 @@ def to_tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def to_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """The same back."""
     dtype = numpy_dtype(str(tensor.dtype).removeprefix("torch."))
     if dtype.isbuiltin == 1:
         return np.asarray(tensor.detach().cpu().numpy())

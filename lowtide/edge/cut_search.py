@@ -277,7 +277,6 @@ class CutSearch:
 
     @property
     def macs(self) -> int:
-        """Multiplications where nothing is cut."""
         return sum(node.macs for node in self.graph.nodes)
 
     def of_least_bytes(self, extra_macs: float) -> CutChoice:

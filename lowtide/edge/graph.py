@@ -68,8 +68,6 @@ def from_bytes(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDAr
 
 @dataclass(frozen=True, slots=True)
 class EdgeTensor:
-    """A tensor of a network."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str  # as NumPy and onnx name it: "int8", "float32", "uint4", "bool"
@@ -80,8 +78,6 @@ class EdgeTensor:
 
 @dataclass(frozen=True, slots=True)
 class EdgeNode:
-    """One operator."""
-
     name: str
     kind: str  # as the file names it: "Conv", "RequantShift"
     domain: str  # "" for onnx's own

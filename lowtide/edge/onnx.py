@@ -357,7 +357,6 @@ def _sorted(operators: Sequence[_Operator], given: Sequence[str]) -> list[_Opera
 
 
 def _passes(waits: set[int], done: dict[int, None], position: int) -> bool:
-    """Whether a node has all that it waits for; then it is done."""
     if waits <= done.keys():
         done[position] = None
         return True

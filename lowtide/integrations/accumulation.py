@@ -64,8 +64,6 @@ def _named(extents: Any, name: str, at: int) -> Any:
 
 @dataclass
 class FrameworkSteps:
-    """The steps of one model and one optimizer."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer
     options: FrameworkOptions

@@ -169,7 +169,6 @@ class LowtideStrategy(SingleDeviceStrategy):
         return {"on_before_optimizer_step": before, "configure_gradient_clipping": behind}
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Done already."""
         return closure_loss.detach()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:

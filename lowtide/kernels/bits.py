@@ -61,7 +61,6 @@ def unpack_bits(bits: torch.Tensor, size: list[int], stride: list[int]) -> torch
 
 
 def masked(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Like `x`."""
     return masked_out(x, bits, out=torch.empty_like(x))
 
 
@@ -78,7 +77,6 @@ def masked_out(x: torch.Tensor, bits: torch.Tensor, *, out: torch.Tensor) -> tor
 
 
 def masked_mul(x: torch.Tensor, bits: torch.Tensor, keep: float) -> torch.Tensor:
-    """Like `x`."""
     return masked_mul_out(x, bits, keep, out=torch.empty_like(x))
 
 

@@ -67,7 +67,6 @@ def add_rows(table: torch.Tensor, numbers: torch.Tensor, index: torch.Tensor, ro
 
 
 def add_rows_(table: torch.Tensor, numbers: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The same in the place of `table`."""
     return table.index_add_(0, *_at_hand(numbers, index, rows))
 
 

@@ -77,7 +77,6 @@ def quiet(walk: FloorWalk) -> None:
 
 @kernel(inner=True, borrows=True)
 def raise_floor(net: SectionNet, walk: FloorWalk, buffer: Any, offset: Any) -> None:
-    """The buffer lies at `offset` or above."""
     registers = walk.registers
     if net.fixed[buffer] != FREE:
         registers[DEAD] = 1

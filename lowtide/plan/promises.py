@@ -141,7 +141,6 @@ class _Counted:
 
     @property
     def without_steps_bytes(self) -> int:
-        """All that there is where nothing runs."""
         return self.resident_bytes + sum(self.bytes_of(storage) for storage in self.spans if storage in self.kept)
 
     def footprints(self, workspace_bytes: Sequence[int]) -> list[int]:
@@ -154,7 +153,6 @@ class _Counted:
         return [nbytes + workspace for nbytes, workspace in zip(live, workspace_bytes, strict=True)]
 
     def live(self, step: int) -> dict[str, int]:
-        """What has bytes at a step, by name."""
         storages = [*self.resident, *(storage for storage, (start, end) in self.spans.items() if start <= step < end)]
         return {storage.name: self.bytes_of(storage) for storage in storages if self.bytes_of(storage)}
 

@@ -131,7 +131,6 @@ class LiveTensor:
 
     @property
     def dtype_and_shape(self) -> str:
-        """Dtype and shape as text: "float32[64, 10]"."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     @property

@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 
 class Captured(Protocol):
-    """A captured program, as planning takes it."""
-
     @property
     def graph(self) -> Graph:
         """What it computes."""

@@ -30,7 +30,6 @@ from lowtide.rewrite.loads import alike, begun_apart, taken_once
 
 
 def beside(problem: OrderProblem, order: Sequence[int], begins: AbstractSet[int], waits: AbstractSet[int]) -> list[int]:
-    """The order with `begins` early and `waits` late."""
     most_bytes, moved = simulate(problem, order).peak_bytes, list(order)
     before = problem.preds.lists()
     begun = [each for each in order if each in begins]

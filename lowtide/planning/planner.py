@@ -83,7 +83,6 @@ def in_its_order(captured: Candidate, best: Candidate, request: Request) -> Plan
 
 
 def _within_host(plan: Plan, budget: Budget) -> Plan:
-    """The plan with what it pins on the host, checked."""
     return checked(replace(plan, pinned_bytes=pinned_bytes(plan.graph, plan.order), host_bytes=budget.host_bytes))
 
 

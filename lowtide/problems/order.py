@@ -109,7 +109,6 @@ def _made_by(tensor: int, tasks: Sequence[Task]) -> str:
 
 
 def _check_known(where: str, noun: str, ids: Sequence[int], count: int) -> None:
-    """`ids` are distinct numbers of the `count` that there are."""
     for id_ in ids:
         if not 0 <= id_ < count:
             raise FormatError(f"{where}: expected a {noun} from 0 to {count - 1}, got {id_}")
@@ -193,7 +192,6 @@ class Rows(NamedTuple):
         return [self.row(index) for index in range(len(self.ptr) - 1)]
 
     def chosen(self, rows: Ints) -> Rows:
-        """These rows, in this order; an empty one for -1."""
         lengths = np.where(rows < 0, 0, self.ptr[rows + 1] - self.ptr[rows])
         ptr = offsets(lengths)
         return Rows(ptr, self.ids[np.repeat(self.ptr[rows] - ptr[:-1], lengths) + np.arange(ptr[-1])])

@@ -202,7 +202,6 @@ def components(problem: PlaceProblem) -> list[NDArray[np.intp]]:
 
 
 def subproblem_of(problem: PlaceProblem, buffers: NDArray[np.intp]) -> PlaceProblem:
-    """The problem of some of a problem's buffers."""
     return PlaceProblem(
         names=tuple(problem.names[each] for each in buffers.tolist()),
         size_bytes=problem.size_bytes[buffers],

@@ -309,7 +309,6 @@ class _Grid:
         return cls(points, at_points(points), machine, laboratory)
 
     def rated(self, device: Device, node: Node) -> float:
-        """What a node takes by the rates of the device."""
         if (us := self.rates_us.get(node)) is None:
             us = self.rates_us[node] = device.node_us(node)
         return us

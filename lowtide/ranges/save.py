@@ -98,7 +98,6 @@ class WrittenRange:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is something to keep to."""
         return self.memory_bytes is not None or self.latency is not None
 
     def to_json(self) -> str:

@@ -55,7 +55,6 @@ class Point:
     def of(
         cls, problem: RematProblem, which: int, sequence: Ints, recipe: Recipe | None = None, roles: NDArray[np.int8] | None = None
     ) -> Point:
-        """A sequence of problem number `which`, priced."""
         peak_bytes, time_us, pinned_bytes = price_of(problem, sequence)
         return cls(peak_bytes, time_us, which, sequence, recipe, roles, pinned_bytes)
 

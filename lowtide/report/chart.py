@@ -78,8 +78,6 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Band:
-    """One area of a stack."""
-
     name: str  # "activations"
     style: str  # class of the page's style sheet
     path: str
@@ -99,8 +97,6 @@ class Mark:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the sides of a chart stand for."""
-
     most_x: float  # microseconds or steps
     most_bytes: int
     by_time: bool

@@ -148,7 +148,6 @@ def _blocks(left: Sequence[tuple[int, LiveTensor]], end: int) -> Iterator[dict[s
 
 
 def _block(address: int, size: int, tensor: LiveTensor | None = None) -> dict[str, Any]:
-    """What a tensor has, or of a gap where there is none."""
     entries = ("inactive", 0, []) if tensor is None else ("active_allocated", size, _frames(tensor))
     return {"address": address, "size": size} | dict(zip(("state", "requested_size", "frames"), entries, strict=True))
 

@@ -115,7 +115,6 @@ class Uses:
         return [node for node in self.graph.nodes if node.op == op]
 
     def maker(self, value: object, op: str) -> Node | None:
-        """The node that makes a value, if it is of this operator."""
         node = self.makers.get(value) if isinstance(value, Value) else None
         return node if node is not None and node.op == op else None
 
@@ -146,12 +145,10 @@ class Uses:
 
 
 def is_backward(node: Node) -> bool:
-    """Whether a node is of the backward pass, or later."""
     return any(value.storage.kind is not Kind.ACTIVATION for value in node.results)
 
 
 def layout(value: Value) -> tuple[object, ...]:
-    """How a value lies in memory, and where."""
     return value.dtype, value.shape, value.stride, value.storage.device
 
 
@@ -161,7 +158,6 @@ def is_dense(value: Value) -> bool:
 
 
 def is_row_by_row(value: Value) -> bool:
-    """Whether a value lies in memory row by row."""
     return _is_there(value) and value.stride == _row_by_row(value.shape)
 
 
@@ -179,7 +175,6 @@ def count_of(value: Value) -> Size:
 
 
 def bytes_of_bits(value: Value) -> Size:
-    """Bytes that hold a bit for each element of a value."""
     count = count_of(value)
     return -(-count // 8) if isinstance(count, int) else normal(sympy.ceiling(count / 8))
 

@@ -83,7 +83,6 @@ class _Instead:
         self._storages: dict[Storage, Storage] = {}
 
     def put(self, old: Value, new: Value) -> None:
-        """`new` stands for `old`."""
         self._values[old], self._storages[old.storage] = new, new.storage
 
     def has(self, value: Value) -> bool:

@@ -99,7 +99,6 @@ def _key(node: Node) -> tuple[object, ...]:
 
 
 def _copied(value: Value, makers: Makers) -> Value:
-    """The value that `value` is a copy of, or itself."""
     maker = makers.get(value)
     while maker is not None and maker.op == CLONE and isinstance(maker.args[0], Value):
         value, maker = maker.args[0], makers.get(maker.args[0])

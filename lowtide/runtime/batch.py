@@ -175,7 +175,6 @@ def _shape(leaves: Sequence[tree.Leaf]) -> BatchShape:
 
 
 def described(shape: BatchShape) -> str:
-    """Shapes in words: "a batch of [8, 3], [8]"."""
     return f"a batch of {', '.join(str(list(each[0])) for each in shape if isinstance(each[0], tuple))}"
 
 

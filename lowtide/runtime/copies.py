@@ -156,7 +156,6 @@ class StreamedMemory:
 
     @property
     def pinned_bytes(self) -> int:
-        """The pinned memory of all buffers."""
         return sum(size * count for size, count in self._made.items())
 
     @property

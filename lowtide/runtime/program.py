@@ -51,8 +51,6 @@ _following = threading.local()
 
 @dataclass(frozen=True)
 class NodeListener:
-    """Goes along with programs, node by node."""
-
     at: Callable[[int], None]  # told which node of their order comes next, before it runs
     result: Callable[[Any], Any]  # given each result, and gives what goes on in its place
     nodes: frozenset[int]  # whose results these are

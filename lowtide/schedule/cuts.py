@@ -146,8 +146,6 @@ class CutBound:
 
 
 class MinimumCut(NamedTuple):
-    """The value of a minimum cut, and its downset."""
-
     need_bytes: int
     downset: NDArray[np.bool_]
 

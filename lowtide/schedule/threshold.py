@@ -176,7 +176,6 @@ def _slot(table: DownsetTable, word: Any, salt: Any) -> Any:
 
 @kernel(borrows=True)
 def enlarge(table: DownsetTable, larger: DownsetTable) -> None:
-    """Copies what is known."""
     for position in range(len(table.words)):
         if table.words[position, 0] != 0 or table.words[position, 1] != 0:
             remember(larger, table.words[position, 0], table.words[position, 1], table.least_bytes[position])

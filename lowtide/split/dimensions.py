@@ -147,7 +147,6 @@ class DimensionGraph:
 
 
 def _numbered(graph: Graph) -> dict[Value, int]:
-    """Every value, and the number of its first dimension."""
     first: dict[Value, int] = {}
     count = 0
     for value in _values(graph):

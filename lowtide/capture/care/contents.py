@@ -267,7 +267,6 @@ class MovingObjects:
         return f"a {type(moved).__name__} {what}"
 
     def turn_back(self) -> None:
-        """What can be is where it was."""
         for item, at in self._found:
             if is_moved(item, at):
                 turn_back(item, at)

@@ -62,7 +62,6 @@ class AttributeReads:
                 yield Position.of(module, name, f"attribute {name!r} of {path or type(module).__name__!r}"), vars(module)[name]
 
     def put(self, module: nn.Module) -> list[str]:
-        """The names of one of them."""
         own: dict[str, Any] = attributes(module)
         written, first = self._written.get(id(module), set()), self._first[id(module)]
         unread = set[str]() if "__dict__" in first else written - first

@@ -235,7 +235,6 @@ def settings_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _changed(groups: list[dict[str, Any]], before: _Copied) -> str | None:
-    """What is not as it was, in words."""
     if len(groups) != len(before) or any(len(group["params"]) != len(parameters) for group, _, parameters in before):
         return "groups of parameters"
     for group, settings, _ in before:

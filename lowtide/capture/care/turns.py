@@ -52,8 +52,6 @@ _MADE_BY_TORCH = (nn.Parameter, nn.Buffer, nn.Module)  # which `nn.Module.__seta
 
 
 class _Undone(threading.local):
-    """What is to be undone on a thread, the latest last."""
-
     def __init__(self) -> None:
         self.waiting: list[Undo] = []
 
@@ -118,7 +116,6 @@ def replaced(owner: Any, name: str, of: Replacing) -> AbstractContextManager[Non
 
 @contextmanager
 def all_replaced(functions: Iterable[tuple[Any, str, Replacing]]) -> Iterator[None]:
-    """The same of several functions."""
     with ExitStack() as stack:
         for owner, name, of in functions:
             stack.enter_context(replaced(owner, name, of))

@@ -41,13 +41,11 @@ class BatchCounts:
         self._count_of: dict[float, Value] = {}  # by one over the stand-in
 
     def read(self, emit_scalar: EmitScalar, count: Value) -> int:
-        """A stand-in for the number in `count`."""
         stand_in = self._random.randrange(2**40, 2**41)
         value = emit_scalar(ITEM, (count,))
         self._count_of[1.0 / stand_in] = value
         return stand_in
 
     def share_of(self, emit_scalar: EmitScalar, number: float) -> Value | None:
-        """The value of `number`, if it is one over a count."""
         count = self._count_of.get(number)
         return None if count is None else emit_scalar("py.truediv", (1.0, count))

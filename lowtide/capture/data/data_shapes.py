@@ -77,7 +77,6 @@ def _check_at(frame: FrameType) -> DataCheck | None:
 
 
 def _subject(frame: FrameType) -> str:
-    """Of which distribution, where that asks."""
     names = frame.f_locals
     rule = names.get("constraint", names.get("support"))
     while (within := getattr(rule, "base_constraint", None)) is not None:
@@ -232,7 +231,6 @@ def without_masks(recorder: Recording, op: OpOverload, args: tuple[Any, ...]) ->
 
 
 def _positions(recorder: Recording, mask: torch.Tensor) -> list[torch.Tensor]:
-    """Where a mask is true: a tensor for each of its dimensions."""
     positions = recorder.record(_aten.nonzero.default, mask)
     return [recorder.record(_aten.select.int, positions, 1, dim) for dim in range(mask.dim())]
 
@@ -249,7 +247,6 @@ def _that_matter(recorder: Recording, op: OpOverload, args: tuple[Arg, ...]) -> 
 
 
 def _constant(real: torch.Tensor) -> torch.Tensor:
-    """A real tensor that the program goes on with as a constant."""
     with _disable_current_modes():
         return real.clone()
 

@@ -40,7 +40,6 @@ real_of: ContextVar[Callable[[Any], Any]] = ContextVar("real_of", default=lambda
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of the functions within it."""
     yield code
     for piece in code.co_consts:
         if isinstance(piece, types.CodeType):
@@ -334,7 +333,6 @@ def _call(function: Callable[..., Any], of: ast.expr, *args: ast.expr, keywords:
 
 @functools.lru_cache(maxsize=64)
 def _rewritten(file: str, text: str, rewriter: type[ast.NodeTransformer]) -> dict[types.CodeType, types.CodeType]:
-    """The codes of a file, and what each becomes."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a constant is called

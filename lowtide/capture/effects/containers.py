@@ -70,12 +70,10 @@ class Container:
 
     @property
     def changes(self) -> bool:
-        """Whether the program changes it, or what it holds."""
         return self.changed or any(other.changes for other in self.within)
 
     @property
     def changes_itself(self) -> bool:
-        """Whether the program changes which items it has."""
         return self.changed or any(other.is_new for other in self.within)
 
     def is_of_others(self) -> bool:

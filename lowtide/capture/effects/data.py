@@ -71,7 +71,6 @@ class Data:
         self._bound.clear()
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What `tensor.data` is."""
         if not isinstance(tensor, FakeTensor) and (known := self._known(tensor)) is not None:
             tensor = known[0]
         return _get(tensor)

@@ -358,7 +358,6 @@ def _is_of_variables(item: Any) -> bool:
 
 
 def _called(holder: Any, name: Any) -> str:
-    """A place in words."""
     return f"variable {name!r}" if _is_of_variables(holder) else f"attribute {name!r} of a {type(holder).__name__}"
 
 

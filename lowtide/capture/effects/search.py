@@ -27,8 +27,6 @@ _MOST = 20_000  # objects that are looked at
 
 @dataclass(frozen=True)
 class PlaceSearch:
-    """One search, and what is done where it comes."""
-
     is_chosen: Callable[[Any], bool]  # whether there is a stand-in for a container
     stand_in: Callable[[Any, Callable[[], Any], collections.deque[Any]], Any]  # for one that is found again in this way
     follow: Callable[[Any, MutableMapping[str, Any]], None]  # a table of attributes, globals or a variable, and whose it is

@@ -61,7 +61,6 @@ class EarlierItem:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Noted, and refused."""
         for each in (*args, *(kwargs or {}).values()):
             for item in each if isinstance(each, (list, tuple)) else (each,):
                 if isinstance(item, cls):

@@ -72,7 +72,6 @@ class Term(Number):
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """Where it comes from, in words."""
         return "a number that is drawn, counted or left by earlier steps" if earlier_of(self) is not None else Number.origin
 
     def text(self) -> str:
@@ -176,7 +175,6 @@ class TextExpression(NumberExpression):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        """A method of a text."""
         if name.startswith("__") or not hasattr(self.kind, name):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         return partial(text_of, getattr(str, name), self) if name in _TEXTS_OF_TEXTS else getattr(_asked(self, name), name)

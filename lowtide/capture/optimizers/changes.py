@@ -81,7 +81,6 @@ class Changes:
 
 
 def lists_in(item: Any) -> Iterator[list[Any]]:
-    """The lists that a setting is, or holds."""
     if isinstance(item, list):
         yield item
     if isinstance(item, (tuple, list)):

@@ -285,8 +285,6 @@ def in_parts(fakes: FakeModel, ranks: Ranks | None) -> InParts | None:
 
 
 class InParts:
-    """What is in parts, pass by pass."""
-
     def __init__(self, fakes: FakeModel, ranks: Ranks) -> None:
         self.wholes, self._sending, self._ranks = WholeTensors(ranks), GradientSends(ranks), ranks
         self._parts = {fakes.parameters[real]: part for real, part in fakes.parts.items()}

@@ -36,8 +36,6 @@ _FOREACH = "aten._foreach_"
 
 
 class WholeTensors:
-    """Whole tensors, and the part of each that this rank holds."""
-
     def __init__(self, ranks: Ranks) -> None:
         self.parts: dict[torch.Tensor, torch.Tensor] = {}  # by whole
         self._ranks = ranks

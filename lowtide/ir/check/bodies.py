@@ -141,7 +141,6 @@ def _check_taken(node: Node, body: Graph, dims: tuple[tuple[object, ...], tuple[
 
 
 def layout(value: Value) -> tuple[Hashable, ...]:
-    """How a value lies on its storage."""
     return value.dtype, value.shape, value.stride, value.offset
 
 

@@ -146,7 +146,6 @@ def _check_form(node: Node, where: NodeLocation) -> None:
 
 
 def _ends(node: Node) -> tuple[Value, Value]:
-    """What a node has on the device, and what on the host."""
     if node.op == STORE:
         return node.inputs[0], node.results[0]
     return (node.results[0], node.inputs[0]) if node.op == LOAD else (node.inputs[0], node.inputs[-1])

@@ -82,7 +82,6 @@ def number(value: Rational) -> Polynomial:
 
 
 def generator(name: str) -> Polynomial:
-    """A dimension, or another generator, as a polynomial."""
     return Polynomial(((((name, 1),), 1),))
 
 

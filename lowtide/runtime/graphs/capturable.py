@@ -38,8 +38,6 @@ def not_replayed(graph: Graph) -> str:
 
 @dataclass(frozen=True)
 class Capturable:
-    """What a graph of a program may be given."""
-
     refusal: str  # why there can be none; "" where there can
     names: tuple[str, ...]  # of the inputs, as messages name them
     numbers: tuple[int, ...]  # inputs that are no tensors: a graph holds them as they were

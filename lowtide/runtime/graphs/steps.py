@@ -78,8 +78,6 @@ class NumberCopies:
 
 @dataclass(frozen=True)
 class GraphedCall:
-    """One call of a program, as graphs want it."""
-
     key: Hashable  # of the program
     program: Program
     prepare: Callable[[], tuple[Capturable, NumberCopies | None]]  # what is known of the program, asked once
@@ -165,8 +163,6 @@ class _Layout:
 
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    """A graph, with what it takes for granted."""
-
     handle: torch.cuda.CUDAGraph
     seen: tuple[Any, ...]
     layout: _Layout
