@@ -29,7 +29,7 @@ from lowtide.capture.blocks import address, dtype_name
 from lowtide.capture.calls import NEEDS_DATA, UNTRACEABLE, tensors_in, why_untraceable
 from lowtide.capture.care.turns import during
 from lowtide.capture.corrections import corrected, kernel
-from lowtide.capture.looks import VIEW, WRITTEN, ResultLayout, NoLookError, fakes_of, kind_of, layouts_of, look_of
+from lowtide.capture.looks import VIEW, WRITTEN, NoLookError, ResultLayout, fakes_of, kind_of, layouts_of, look_of
 from lowtide.capture.sizes.probes import UnprobedError, bytes_left, dense_stride, probed
 from lowtide.capture.sizes.symbols import FixedError, Symbols, hint, is_symbolic
 from lowtide.capture.sources import users_line

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lowtide.capture import calls
 from lowtide.capture.blocks import address
 from lowtide.capture.draft import Draft
-from lowtide.capture.looks import WRITTEN, ResultLayout, NoLookError, kind_of, layouts_of, look_of
+from lowtide.capture.looks import WRITTEN, NoLookError, ResultLayout, kind_of, layouts_of, look_of
 from lowtide.ir.operators.row import Draws
 
 
