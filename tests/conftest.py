@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,6 +39,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         warm_up_planning(Auto(), limited=True)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays, and the collector leaves it out: to look at all of it takes a second, and many tests ask it to."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, or all others with `--long`. A test that is asked for by name runs."""
     if any("::" in arg for arg in config.args):
@@ -69,6 +76,15 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
+@pytest.fixture(scope="module")
+def all_is_looked_at() -> Iterator[None]:
+    """The collector looks at what was imported, too, as in a process whose owner has frozen nothing."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def always_generated() -> Iterator[None]:
     """Kernels are generated where they can be, and run by as many threads as are asked for, however fast that is here and now."""
@@ -90,6 +106,21 @@ def one_process_for_trials() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial_process, "IDLE_S", 600.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def little_is_searched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A search for which no effort is named is a seventh as long: few tests ask how much it finds, and those say how far it is to look.
+
+    With `--long`, and in processes that tests start, it goes as far as users have it.
+    """
+    from lowtide.planning import request as asked
+    from lowtide.remat.sweep import Sweep
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.getoption("--long"):
+            patch.setitem(asked._SWEEPS, "normal", Sweep(max_states=900, max_runs=12_000_000))
         yield
 
 

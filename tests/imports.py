@@ -57,9 +57,10 @@ def names(source: str, file: str) -> tuple[Mention, ...]:
 def _names(tree: ast.AST, file: str) -> Iterator[Mention]:
     yield from _imports(tree, file)
     bound = _bindings(tree)
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and id(node) not in inner and (parts := _chain(node)) and parts[0] in bound:
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    inner = {id(node.value) for node in attributes}
+    for node in attributes:
+        if id(node) not in inner and (parts := _chain(node)) and parts[0] in bound:
             yield Mention(file, node.lineno, ".".join([bound[parts[0]], *parts[1:]]))
 
 
@@ -68,11 +69,12 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def in_package(find: Callable[[str, str], Iterable[Mention]]) -> list[Mention]:
-    """All that `find` finds in the package's files."""
+def in_package(find: Callable[[str, str], Iterable[Mention]], word: str = "") -> list[Mention]:
+    """All that `find` finds in the package's files, of those alone in which a word stands."""
     found: list[Mention] = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        found += find(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix())
+        source = path.read_text(encoding="utf-8")
+        found += find(source, path.relative_to(PACKAGE).as_posix()) if word in source else []
     return found
 
 
