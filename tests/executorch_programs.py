@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchBackendConfig, to_edge
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig, to_edge
 from executorch.exir.memory_planning import Verifier
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from executorch.runtime import Runtime
@@ -124,7 +125,13 @@ def planned(net: nn.Module, example: torch.Tensor, planning: MemoryPlanningPass 
     """A program; what a buffer starts with is in it, else the runtime has there what lay there."""
     given = {} if planning is None else {"memory_planning_pass": planning}
     config = ExecutorchBackendConfig(passes=[InitializedMutableBufferPass(["total"])], **given)
-    return to_edge(torch.export.export(net, (example,))).to_executorch(config)
+    return copy.deepcopy(exported(net, example)).to_executorch(config)
+
+
+@cache
+def exported(net: nn.Module, example: torch.Tensor) -> EdgeProgramManager:
+    """Once for all that is planned of a network, from copies: `to_executorch` changes what it is asked of."""
+    return to_edge(torch.export.export(net, (example,)))
 
 
 def compared(net: nn.Module, example: torch.Tensor, settings: dict[str, Any]) -> dict[str, Any]:
