@@ -93,6 +93,15 @@ def one_process_for_trials() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for which no effort is named is a seventh as long: for tests that say nothing of how much it finds."""
+    from lowtide.planning import request
+    from lowtide.remat.sweep import Sweep
+
+    monkeypatch.setitem(request._SWEEPS, "normal", Sweep(max_states=900, max_runs=12_000_000))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def nothing_searched_is_kept() -> Iterator[None]:
     """Tests search for themselves, and leave nothing for others. One that is about what is kept names a folder."""
