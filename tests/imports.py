@@ -68,11 +68,12 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def in_package(find: Callable[[str, str], Iterable[Mention]]) -> list[Mention]:
-    """All that `find` finds in the package's files."""
+def in_package(find: Callable[[str, str], Iterable[Mention]], word: str = "") -> list[Mention]:
+    """All that `find` finds in the package's files, of those alone in which a word stands."""
     found: list[Mention] = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        found += find(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix())
+        source = path.read_text(encoding="utf-8")
+        found += find(source, path.relative_to(PACKAGE).as_posix()) if word in source else []
     return found
 
 

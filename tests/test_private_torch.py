@@ -7,7 +7,7 @@ import torch
 
 from tests.imports import Mention, in_package, is_private, names
 
-USED = [mention for mention in in_package(names) if mention.name.split(".")[0] == "torch" and is_private(mention.name)]
+USED = [mention for mention in in_package(names, "torch") if mention.name.split(".")[0] == "torch" and is_private(mention.name)]
 
 
 @pytest.mark.parametrize("name", sorted({mention.name for mention in USED}))

@@ -20,7 +20,6 @@ from tests.fission_programs import evaluated, wrong_results
 from tests.splits import candidates
 
 torchvision_shim.install()
-timm = pytest.importorskip("timm")
 
 _BATCH, _TOKENS = 2, 16
 _CPU = torch.device("cpu")
@@ -34,6 +33,11 @@ LANGUAGE = {
     ),
     "llama": lambda _: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SMALL, num_key_value_heads=2, use_cache=False)),
 }
+
+
+def timm() -> Any:
+    """Imported by those who need it: with its classes of modules there, each capture of any test takes longer."""
+    return pytest.importorskip("timm")
 
 
 @functools.cache
@@ -129,7 +133,7 @@ def test_an_update_is_cut_over_elements(name):
 
 
 def test_blocks_of_convolutions_are_cut_over_the_batch():
-    model = timm.create_model("resnet18").eval()
+    model = timm().create_model("resnet18").eval()
     graph = capture_inference(model, Given((torch.zeros(4, 3, 64, 64),), {}, _CPU)).graph
     counts = {count(graph, each, "convolution") for each in regions(graph) if each.units == 4}
     assert 20 in counts, "the whole network"
@@ -138,7 +142,7 @@ def test_blocks_of_convolutions_are_cut_over_the_batch():
 
 def test_convolutions_and_their_gradients_are_cut_over_the_batch():
     """Norms over groups of channels; statistics over the batch close it."""
-    model = timm.create_model("resnet18", norm_layer=timm.layers.GroupNorm)
+    model = timm().create_model("resnet18", norm_layer=timm().layers.GroupNorm)
     images, labels = torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.int64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     program = TrainingProgram(model, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), optimizer, None, 1, None)
