@@ -57,9 +57,10 @@ def names(source: str, file: str) -> tuple[Mention, ...]:
 def _names(tree: ast.AST, file: str) -> Iterator[Mention]:
     yield from _imports(tree, file)
     bound = _bindings(tree)
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and id(node) not in inner and (parts := _chain(node)) and parts[0] in bound:
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    inner = {id(node.value) for node in attributes}
+    for node in attributes:
+        if id(node) not in inner and (parts := _chain(node)) and parts[0] in bound:
             yield Mention(file, node.lineno, ".".join([bound[parts[0]], *parts[1:]]))
 
 
