@@ -93,13 +93,19 @@ def one_process_for_trials() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search for which no effort is named is a seventh as long: for tests that say nothing of how much it finds."""
-    from lowtide.planning import request
+@pytest.fixture(autouse=True, scope="session")
+def little_is_searched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A search for which no effort is named is a seventh as long: few tests ask how much it finds, and those say how far it is to look.
+
+    With `--long`, and in processes that tests start, it goes as far as users have it.
+    """
+    from lowtide.planning import request as asked
     from lowtide.remat.sweep import Sweep
 
-    monkeypatch.setitem(request._SWEEPS, "normal", Sweep(max_states=900, max_runs=12_000_000))
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.getoption("--long"):
+            patch.setitem(asked._SWEEPS, "normal", Sweep(max_states=900, max_runs=12_000_000))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

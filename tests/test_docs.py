@@ -28,7 +28,6 @@ _SCRIPT = re.compile(r"^```python torchrun\n(.*?)^```$", re.DOTALL | re.MULTILIN
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.usefixtures("little_effort")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*(num_workers|LeafSpec|isinstance|pin_memory|log_every_n_steps).*")
 def test_the_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for framework in ("transformers", "accelerate", "lightning", "peft"):
@@ -38,7 +37,6 @@ def test_the_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     test_the_code_runs("docs/recipes.md", tmp_path, monkeypatch)
 
 
-@pytest.mark.usefixtures("little_effort")
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/index.md", *(f"docs/how/{name}" for name in HOW)])
 def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

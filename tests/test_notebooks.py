@@ -25,7 +25,6 @@ def _kinds(notebook: dict[str, Any]) -> list[list[list[str]]]:
     return [[sorted(output.get("data", {"stream": 0})) for output in cell] for cell in outputs]
 
 
-@pytest.mark.usefixtures("little_effort")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_its_file_holds(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("matplotlib")

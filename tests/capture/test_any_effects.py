@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.any_effects import DIFFERENT, trial
 from lowtide.capture.effects.actions import StepOutputs
 
-PROGRAMS = int(os.environ.get("LOWTIDE_EFFECT_PROGRAMS", "5"))  # `python -m bench.any_effects` runs thousands, for 20 steps
+PROGRAMS = int(os.environ.get("LOWTIDE_EFFECT_PROGRAMS", "3"))  # `python -m bench.any_effects` runs thousands, for 20 steps
 STEPS = int(os.environ.get("LOWTIDE_EFFECT_STEPS", "6"))
 
 

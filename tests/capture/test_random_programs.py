@@ -47,7 +47,7 @@ _CIRCLE = Script(  # writes in place after which autograd's graph holds itself: 
 )
 
 
-@settings(_unhurried, max_examples=12)
+@settings(_unhurried, max_examples=6)
 @given(programs.scripts(training=True), st.booleans())
 @example(_CIRCLE, False)
 def test_training(script: Script, momentum: bool):
