@@ -8,7 +8,7 @@ from lowtide.ir.graph import Graph, Kind, Node, Source, Storage
 from lowtide.plan.plan import Plan, Provenance
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import Planner
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Budget, Effort, Request
 from tests.graphs import array
 
 PROVENANCE = Provenance("0.1.0", "2.13.0", "cpu", "3.11.7", 2)
@@ -39,4 +39,4 @@ def plan_of(graph: Graph, memory_bytes: int | None = None) -> Plan:
     """Planned, with a limit where one is given; each node takes a microsecond more than the one before."""
     us = tuple(float(1 + index) for index in range(len(graph.nodes))) if memory_bytes is not None else ()
     budget = Budget() if memory_bytes is None else Budget(memory_bytes)
-    return plan([Candidate(graph, (0,) * len(graph.nodes), us)], Request(PROVENANCE, budget))
+    return plan([Candidate(graph, (0,) * len(graph.nodes), us)], Request(PROVENANCE, budget, sweeps=Effort.QUICK.sweeps))

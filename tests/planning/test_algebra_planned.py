@@ -18,7 +18,7 @@ from lowtide.ir.shapes.points import at
 from lowtide.ir.text.graph_text import to_text
 from lowtide.plan.plan import Plan
 from lowtide.planning.candidate import Candidate
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Budget, Effort, Request
 from lowtide.ranges.candidate import Ranged
 from lowtide.rewrite.rewritings import RULES, over_dimensions, rewritings, rewritten_as
 from tests import planned
@@ -80,7 +80,8 @@ def test_of_graphs_that_need_as_much_the_quicker_is_taken(graph):
 def test_what_costs_time_is_done_under_a_limit_that_needs_it(graph):
     among = candidates(graph, times(1.01))
     plain = planned.plan(among, Request(NOWHERE))
-    roomy, tight = (planned.plan(among, Request(NOWHERE, Budget(nbytes))) for nbytes in (plain.peak_bytes, plain.peak_bytes * 19 // 20))
+    budgets = Budget(plain.peak_bytes), Budget(plain.peak_bytes * 19 // 20)
+    roomy, tight = (planned.plan(among, Request(NOWHERE, budget, sweeps=Effort.QUICK.sweeps)) for budget in budgets)
     assert not roomy.algebra
     assert roomy.cost_report.order_peak_bytes == tight.cost_report.order_peak_bytes == plain.peak_bytes
     assert tight.algebra

@@ -19,7 +19,7 @@ from lowtide.planning.candidate import Candidate
 from lowtide.planning.exchange import holding, overlapped
 from lowtide.planning.planner import checked
 from lowtide.planning.replan import as_saved
-from lowtide.planning.request import Budget, Request
+from lowtide.planning.request import Budget, Effort, Request
 from lowtide.remat.cost import price_of
 from lowtide.runtime.ranks import lay_out
 from lowtide.schedule import Auto
@@ -51,7 +51,7 @@ def waits_and_begins(plan: Plan) -> list[tuple[int, int]]:
 def planned(graph: CapturedStep, memory_bytes: int | None = None) -> Plan:
     nodes = graph.graph.nodes
     budget = Budget() if memory_bytes is None else Budget(memory_bytes)
-    return plan([Candidate(graph.graph, (0,) * len(nodes), (1.0,) * len(nodes))], Request(PROVENANCE, budget))
+    return plan([Candidate(graph.graph, (0,) * len(nodes), (1.0,) * len(nodes))], Request(PROVENANCE, budget, sweeps=Effort.QUICK.sweeps))
 
 
 @pytest.mark.parametrize("share", [None, 0.9])
