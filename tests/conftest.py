@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,6 +39,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         warm_up_planning(Auto(), limited=True)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays, and the collector leaves it out: to look at all of it takes a second, and many tests ask it to."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, or all others with `--long`. A test that is asked for by name runs."""
     if any("::" in arg for arg in config.args):
@@ -67,6 +74,15 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(scope="module")
+def all_is_looked_at() -> Iterator[None]:
+    """The collector looks at what was imported, too, as in a process whose owner has frozen nothing."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

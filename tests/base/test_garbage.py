@@ -8,6 +8,8 @@ import pytest
 
 from lowtide.base.process import collected_seldom, look_at_all, set_aside
 
+pytestmark = pytest.mark.usefixtures("all_is_looked_at")
+
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:

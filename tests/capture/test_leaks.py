@@ -19,6 +19,8 @@ from torch.nn.utils import clip_grad_norm_
 
 import lowtide
 
+pytestmark = pytest.mark.usefixtures("all_is_looked_at")
+
 norms: set[Any] = set()  # no list: what goes there is put there by each step
 HERE = r"\S*test_leaks\.py:\d+"
 
