@@ -9,11 +9,12 @@ from __future__ import annotations
 import operator
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -33,7 +34,7 @@ from lowtide.capture.effects.sums import (
     numbers_in,
     recipe,
 )
-from lowtide.capture.sources import users_line
+from lowtide.capture.sources import is_library, users_line
 from lowtide.ir import tree
 
 _OF_PYTHON = (
@@ -290,8 +291,20 @@ def _imported(functions: Mapping[int, str]) -> list[tuple[Any, str]]:
     for name, module in tuple(sys.modules.items()):
         if isinstance(module, ModuleType) and name.partition(".")[0] not in _WITHOUT:
             modules[id(module)] = module
-    having = ((module, name) for module in modules.values() for name in names & vars(module).keys())
-    return [(module, name) for module, name in having if name == functions.get(id(vars(module)[name]))]
+    having = ((module, name) for module in modules.values() for name in _names_in(module, names))
+    return [(module, name) for module, name in having if name == functions.get(id(vars(module).get(name)))]
+
+
+def _names_in(module: ModuleType, names: Set[str]) -> Set[str]:
+    """Those of the names that a module has. Of thousands of modules a library's have no others once they are imported."""
+    if (known := _of_libraries.get(module)) is None:
+        known, file = names & vars(module).keys(), vars(module).get("__file__")
+        if isinstance(file, str) and is_library(file) and not getattr(vars(module).get("__spec__"), "_initializing", False):
+            _of_libraries[module] = known
+    return known
+
+
+_of_libraries = WeakKeyDictionary[ModuleType, Set[str]]()
 
 
 def _operation(function: Callable[..., Any], turned: bool) -> Callable[..., Any]:
