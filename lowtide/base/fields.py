@@ -81,7 +81,6 @@ def integer(where: str, item: dict[str, Any], field: str, default: int | None = 
 
 
 def count(where: str, item: dict[str, Any], field: str, least: int = 0) -> int:
-    """A field that is a whole number from `least` on."""
     value = integer(where, item, field)
     return value if value >= least else refuse(where, field, f"{least} or more", value)
 

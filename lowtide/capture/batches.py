@@ -83,7 +83,6 @@ _UNLIKELY: dict[type, Any] = {str: "\0lowtide", bytes: b"\0lowtide", int: -0x10B
 
 
 def largest(args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch with the largest extents of the range."""
     return stretched(args, kwargs, varying, {each.extent_name: each.extent(each.most) for each in varying.dimensions})
 
 

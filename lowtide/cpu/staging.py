@@ -65,7 +65,6 @@ class BodyUses:
         return cls(readers, frozenset(body.outputs), fixed)
 
     def only_reader(self, value: Value) -> Node | None:
-        """The one node that reads a value, if there is but one."""
         readers = self.readers.get(value, ())
         return readers[0] if len(readers) == 1 and value not in self.kept else None
 

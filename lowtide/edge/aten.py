@@ -47,7 +47,6 @@ def read_torch(model: torch.nn.Module, example: tuple[Any, ...]) -> EdgeGraph:
 
 
 def exported(model: torch.nn.Module, example: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    """A model as a program of core ATen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, at torch's own copies of what it deprecates
         program: torch.export.ExportedProgram = torch.export.export(model, example).run_decompositions()

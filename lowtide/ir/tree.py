@@ -54,7 +54,6 @@ def flatten(tree: Any) -> tuple[list[Leaf], Rebuild]:
 
 
 def unflatten(rebuild: Rebuild, leaves: Iterable[Any]) -> Any:
-    """The structure that `rebuild` came from, with `leaves` in it."""
     return rebuild(iter(leaves))
 
 

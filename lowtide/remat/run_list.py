@@ -97,7 +97,6 @@ def written(time: Any, sequence: Any) -> None:
 
 @kernel(inner=True, borrows=True)
 def first_entry(node: Any, time: Any) -> int:
-    """Where a node first runs; the end for nowhere."""
     return int(time.place[time.first[node]] if time.first[node] >= 0 else time.sums[0])
 
 

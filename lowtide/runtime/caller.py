@@ -176,7 +176,6 @@ class InputCheck:
 
     @classmethod
     def of(cls, graph: Graph, slots: Sequence[Slot]) -> InputCheck:
-        """The check for a graph's inputs, which `slots` hold."""
         numbers: dict[Storage, int] = {}  # the first input on it
         for number, value in enumerate(graph.inputs):
             if value.storage.kind is not Kind.SCALAR:

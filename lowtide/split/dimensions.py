@@ -304,7 +304,6 @@ def _kept(dimensions: DimensionGraph) -> Iterator[tuple[int, int]]:
 
 
 def _batch_places(graph: Graph) -> Iterator[tuple[Value, int, str]]:
-    """The dimensions of the batch, and their usual names."""
     for value in graph.inputs:
         if value.storage.kind is Kind.INPUT:
             yield from ((value, dim, place) for dim, place in zip(range(len(value.shape)), _places(value), strict=False))

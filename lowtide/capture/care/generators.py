@@ -180,7 +180,6 @@ class _Draws:
         return noting
 
     def note_draw(self, name: str) -> None:
-        """This thread is about to draw from the generator of that name."""
         if name == self.name and _each_step.get():
             self._is_mine |= self._is_moved()
         elif name == self.name:

@@ -379,7 +379,6 @@ def result_of(call: OperatorCall, node: Node, value: Value) -> FactStep:
 
 
 def joined(chains: Iterable[tuple[FactStep, ...]]) -> tuple[FactStep, ...]:
-    """Several chains of steps as one, each step once."""
     return tuple({step.key: step for chain in chains for step in chain}.values())
 
 

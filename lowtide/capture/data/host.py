@@ -118,15 +118,12 @@ class _Host:
         return number
 
     def numpy(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """For `tensor.numpy()`."""
         return _plainly(self.values(tensor, "Tensor.numpy").numpy, *args, **kwargs)
 
     def array(self, tensor: torch.Tensor, dtype: Any = None, copy: Any = None) -> Any:
-        """For `numpy.asarray(tensor)`."""
         return _plainly(self.values(tensor, "Tensor.__array__").__array__, dtype)
 
     def text(self, tensor: torch.Tensor, spec: str) -> str:
-        """For f"{tensor:.3f}"."""
         if not spec or tensor.dim() or isinstance(tensor, torch.nn.Parameter):
             return _shown(tensor, sys._getframe(2))
         if self.recorder.numbers is not None:
@@ -134,7 +131,6 @@ class _Host:
         return _plainly(format, self.values(tensor, "Tensor.__format__"), spec)  # type: ignore[no-any-return]
 
     def representation(self, tensor: torch.Tensor) -> str:
-        """For `repr(tensor)` and `str(tensor)`."""
         return _shown(tensor, sys._getframe(2))
 
 

@@ -161,7 +161,6 @@ def _recording() -> Data | None:
 
 
 def _get_attribute(tensor: torch.Tensor, name: str) -> Any:
-    """Asked where there is none of that name."""
     item = ABSENT if (data := _recording()) is None else data.attribute(tensor, name)
     if item is ABSENT:
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")

@@ -84,7 +84,6 @@ def is_stand_in(item: Any) -> bool:
 
 
 def own_of(container: Any) -> Any:
-    """The caller's own container for its stand-in."""
     return container.kept.original if is_stand_in(container) else container
 
 

@@ -215,7 +215,6 @@ def _roles(node: Node, roles: Mapping[int, Role], positions: Mapping[ArgumentPat
 
 
 def given(node: Node, path: ArgumentPath) -> Value | None:
-    """The tensor at a position; None where there is none."""
     try:
         arg = argument(node, path)
     except (LookupError, CheckError):
