@@ -178,6 +178,7 @@ def test_what_hooks_do_beside_is_done_in_each_step(register, effect, capsys):
 gradients: list[Tensor] = []
 
 
+@pytest.mark.usefixtures("all_is_looked_at")
 def test_a_method_of_pythons_that_keeps_gradients_is_refused():
     with pytest.raises(lowtide.CaptureError, match="the global 'gradients' of test_hooks"):
         trained(lambda model: model.first.weight.register_hook(gradients.append), True)
