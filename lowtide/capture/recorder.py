@@ -146,8 +146,6 @@ class Recorder(TorchDispatchMode):
             self.scripts.refuse()
         self._before_loss = frozenset(self.draft.nodes)
 
-    # One operator.
-
     def record(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run an operator of the recorder's own making as if the program had called it."""
         return self.__torch_dispatch__(func, (), args, kwargs)

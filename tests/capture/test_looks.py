@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import lowtide
 from lowtide.capture.program import capture_inference
 from lowtide.capture.real import remembered
 from lowtide.capture.trace import Given
@@ -169,6 +170,29 @@ def test_what_is_written_must_fit_each_time():
     for _ in range(2):
         with pytest.raises(CaptureError, match="another size"):
             capture_inference(Widened(), given)
+
+
+def test_an_offset_from_where_the_storage_begins_is_no_offset_from_a_view():
+    as_strided = torch.ops.aten.as_strided.default
+    with FakeTensorMode() as mode:
+        whole = mode.from_tensor(torch.ones(8))
+        out = [remembered(as_strided, (whole[at : at + 2], [2], [1], 1), {}, as_strided) for at in (0, 2, 4)]
+    assert [each.storage_offset() for each in out] == [1, 1, 1]
+
+
+class Written(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x * 1
+        for at in (0, 2, 4):
+            whole[at : at + 2].as_strided((2,), (1,), 1).add_(1)
+        return whole
+
+
+def test_what_is_written_by_such_a_view_lies_where_eager_has_it():
+    model, x = Written(), torch.arange(8.0)
+    with torch.no_grad():
+        step = lowtide.optimize(model, x, planning=lowtide.Planning(workspaces=False))
+        assert torch.equal(step(x), model(x))
 
 
 def test_what_cannot_be_is_refused_each_time():
