@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -110,7 +111,7 @@ def one_process_for_trials() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def little_is_searched(request: pytest.FixtureRequest) -> Iterator[None]:
+def little_is_searched(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A search for which no effort is named is a seventh as long: few tests ask how much it finds, and those say how far it is to look.
 
     With `--long`, and in processes that tests start, it goes as far as users have it.
@@ -118,10 +119,19 @@ def little_is_searched(request: pytest.FixtureRequest) -> Iterator[None]:
     from lowtide.planning import request as asked
     from lowtide.remat.sweep import Sweep
 
+    usual = asked._SWEEPS["normal"]
     with pytest.MonkeyPatch.context() as patch:
         if not request.config.getoption("--long"):
             patch.setitem(asked._SWEEPS, "normal", Sweep(max_states=900, max_runs=12_000_000))
-        yield
+        yield usual
+
+
+@pytest.fixture
+def usual_search(little_is_searched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no effort is named, the search goes as far as users have it."""
+    from lowtide.planning import request as asked
+
+    monkeypatch.setitem(asked._SWEEPS, "normal", little_is_searched)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -86,7 +86,7 @@ def test_the_readme_is_short_and_shows_what_is_printed():
     assert all(line in text for line in printed)
 
 
-def test_the_results_are_those_of_the_files():
+def test_the_results_are_those_of_the_files(usual_search):
     assert (ROOT / "docs/results.md").read_text(encoding="utf-8") == results_page(), "python -m bench.tables"
 
 
