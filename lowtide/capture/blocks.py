@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide.capture.sizes.symbols import hint, size_of, sizes_of
-from lowtide.ir.graph import Node, Value
+from lowtide.ir.graph import Node, Storage, Value
 from lowtide.ir.result_specs import is_gapless
 from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import Size, product
@@ -133,6 +133,7 @@ class Ends:
         self.summed: set[str] = set()  # results of sums of gradients
         self.rare: set[str] = set()  # what eager computes for rare data alone
         self._last: dict[int, Node] = {}
+        self._noted: dict[Storage, Node] = {}  # the same of storages that no tensor lies on here
         self._following: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def follow(self, tensor: torch.Tensor) -> None:
@@ -145,6 +146,16 @@ class Ends:
         if self.nodes:
             self._last[key] = self.nodes[-1]
 
+    def note(self, storage: Storage, last: Node) -> None:
+        self._noted[storage] = last
+
+    def last_nodes(self, blocks: Iterable[tuple[int, Block]], recorded: Sequence[Node]) -> dict[Storage, Node]:
+        """By storage, of those that were let go; those of the caller are left out."""
+        index = {node: number for number, node in enumerate(recorded)}
+        mine = [(block.storage, self._last[key]) for key, block in blocks if key in self._last and not block.owned]
+        mine.sort(key=lambda pair: index.get(pair[1], -1))  # a write in place is made beside, and let go
+        return dict(mine)
+
     def until(self, blocks: Iterable[tuple[int, Block]], recorded: Sequence[Node], kept: Iterable[Node]) -> dict[str, str]:
         """By storage, the first result of the last of the `kept` nodes that ran before it was let go."""
         index = {node: number for number, node in enumerate(recorded)}
@@ -153,8 +164,8 @@ class Ends:
         names.sort()
         numbers = [number for number, _ in names]
         ends: dict[str, int] = {}
-        for key, block in blocks:
-            last = index.get(self._last[key], -1) if key in self._last else -1
-            if not block.owned and (at := bisect_right(numbers, last)):
-                ends[block.storage.name] = max(at, ends.get(block.storage.name, 0))  # a write in place is made beside, and let go
+        mine = ((block.storage, self._last[key]) for key, block in blocks if key in self._last and not block.owned)
+        for storage, last in (*mine, *self._noted.items()):
+            if at := bisect_right(numbers, index.get(last, -1)):
+                ends[storage.name] = max(at, ends.get(storage.name, 0))  # a write in place is made beside, and let go
         return {name: names[at - 1][1] for name, at in ends.items()}

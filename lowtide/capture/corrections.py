@@ -92,21 +92,29 @@ def _viewed(func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int
     The fake keeps strides along extents of 1 where the real kernel makes them anew. Kernels read those too: whether channels lie last
     depends on them. Where it has seen another view of a tensor without elements, it gives the next one a storage of its own.
     """
-    view: torch.Tensor = func(tensor, shape_or_dtype)
-    real = _real_strides(func, tensor, shape_or_dtype, view)
-    if sizes_of(view.stride()) == sizes_of(real) and address(view) == address(tensor):
-        return view
-    return (view if isinstance(shape_or_dtype, torch.dtype) else tensor).as_strided(view.shape, real, view.storage_offset())
+    symbolic = any(map(is_symbolic, (*tensor.shape, *tensor.stride())))
+    if isinstance(shape_or_dtype, torch.dtype) or symbolic:
+        view: torch.Tensor = func(tensor, shape_or_dtype)
+        stride = _strides_of_view(func, tensor, shape_or_dtype, view)
+        if sizes_of(view.stride()) == sizes_of(stride) and address(view) == address(tensor):
+            return view
+        return (view if isinstance(shape_or_dtype, torch.dtype) else tensor).as_strided(view.shape, stride, view.storage_offset())
+    like = _without_data(func, tensor, shape_or_dtype)
+    return tensor.as_strided(like.shape, like.stride(), tensor.storage_offset())
 
 
-def _real_strides(
+def _strides_of_view(
     func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype, view: torch.Tensor
 ) -> Sequence[Extent]:
-    if any(map(is_symbolic, (*tensor.shape, *tensor.stride()))):
-        return view.stride() if isinstance(shape_or_dtype, torch.dtype) else strides_of_view(tensor.shape, tensor.stride(), view.shape)
+    if not any(map(is_symbolic, (*tensor.shape, *tensor.stride()))):
+        return _without_data(func, tensor, shape_or_dtype).stride()
+    return view.stride() if isinstance(shape_or_dtype, torch.dtype) else strides_of_view(tensor.shape, tensor.stride(), view.shape)
+
+
+def _without_data(func: OpOverload, tensor: torch.Tensor, shape_or_dtype: Sequence[int] | torch.dtype) -> torch.Tensor:
     with _disable_current_modes():
         like: torch.Tensor = func(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), shape_or_dtype)
-        return like.stride()
+        return like
 
 
 def _shapes_are_fixed(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, driver: str | None = None) -> bool:

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture import calls
-from lowtide.capture.blocks import Block, Ends, Names, address, geometry, is_lazy
+from lowtide.capture.blocks import Block, Ends, Names, address, covers, geometry, is_lazy
 from lowtide.capture.calls import atom_of, may_take
 from lowtide.capture.care.generators import is_default, which
 from lowtide.capture.care.instances import lies_in_array
@@ -194,6 +194,27 @@ class Draft:
         self._blocks[address(tensor)] = Block(tensor, value, owned=False)
         self.ends.follow(tensor)
 
+    def unused_name(self, name: str) -> str:
+        return self._names.unique(name)
+
+    def last_nodes(self) -> dict[Storage, Node]:
+        """The last node that was recorded before each storage of the step was let go, of those that were."""
+        return self.ends.last_nodes(self._blocks.items(), self.nodes)
+
+    def content(self, tensor: torch.Tensor) -> Value | None:
+        """The value of all of the storage that a tensor is on; None where it is on a part, or others of the caller's lie there."""
+        block = self._block_of(tensor)
+        return None if block is None or block.former or address(tensor) in self.shared or not covers(tensor) else block.root
+
+    def keep(self, tensor: torch.Tensor, value: Value) -> None:
+        """A tensor on a storage of its own is this value, which has been made."""
+        self._follow(tensor, value)
+
+    def is_as_plain_as(self, earlier: Draft) -> bool:
+        """Whether nothing was recorded since beside nodes and inputs."""
+        mine, its = ((each.constants, each.generators, each._lazy, each._zeros, each._in_arrays) for each in (self, earlier))
+        return [*map(len, mine)] == [*map(len, its)]
+
     def held_storages(self, whole: Graph) -> HeldStorages:
         """What eager holds on to in the program as it was recorded."""
         return HeldStorages((), self.ends.until(self._blocks.items(), self.nodes, whole.nodes), frozenset(self.ends.summed))
@@ -334,7 +355,12 @@ class Draft:
         if tensor.numel() == 1:
             with _disable_current_modes():
                 size, number = tuple(tensor.shape), tensor.item()
-            out: torch.Tensor = torch.ops.aten.lift_fresh.default(tensor)  # a fake that remembers its number, so that .item() still works
+            if self.read_number is None:
+                out: torch.Tensor = torch.ops.aten.lift_fresh.default(
+                    tensor
+                )  # a fake that remembers its number, so that .item() still works
+            else:  # what is computed of a number that is traced is asked of the graph
+                out = torch.empty_strided(size, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             args = (size, self._number(number))
             kwargs = tuple((key, self._argument(None, item)) for key, item in calls.options_like(tensor).items())
             self.nodes.append(Node("aten.full.default", args, (self.new_value(out, "aten.full.default"),), kwargs, source=source))

@@ -45,6 +45,8 @@ def kind_of(func: OpOverload) -> str | None:
         return None
     if {torch.Tag.dynamic_output_shape, torch.Tag.inplace_view} & {*func.tags}:
         return None
+    if func is torch.ops.aten._unsafe_view.default:  # its schema says new, and its result lies where the argument does
+        return VIEW
     if schema.returns and not any(aliases) and not any(each.alias_info for each in schema.returns):
         return NEW
     first, result = aliases[0] if aliases else None, schema.returns[0].alias_info if schema.returns else None
@@ -126,3 +128,10 @@ def fakes_of(func: OpOverload, layouts: Sequence[ResultLayout], first: FakeTenso
             return [FakeTensor(mode, viewed, device)]
         plain = [torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, _, dtype, _ in layouts]
         return [FakeTensor(mode, each, device) for each, (*_, device) in zip(plain, layouts, strict=True)]
+
+
+def another(tensor: FakeTensor) -> FakeTensor:
+    """A fake that looks the same, on a storage of its own."""
+    with no_dispatch():
+        plain = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(tensor.fake_mode, plain, tensor.fake_device)

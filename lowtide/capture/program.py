@@ -36,7 +36,9 @@ from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
+from lowtide.capture.optimizers.alike import Few, NotAlikeError
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
+from lowtide.capture.optimizers.sample import Sample, copied
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
@@ -366,9 +368,10 @@ def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
 
 def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder, Update, Shadow]:
     """One recording of the optimizer's step, on a continuation of its own."""
-    tail = trace.recorder.fork()
-    tail.draft.kind = Kind.TEMPORARY
-    with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
+    if trace.sharded is None and shadow.sample is None and (few := Few.of(shadow.keys_of_looks(trace.recorder.draft))) is not None:
+        with suppress(NotAlikeError):
+            return _copied_update(trace, shadow, few, seed)
+    with _recording_update(trace, shadow) as tail:
         before = len(tail.draft.nodes)
         update, following = shadow.step(tail.draft, seed)
         if trace.sharded is not None:
@@ -377,6 +380,24 @@ def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder,
                 with torch.no_grad():
                     gather(*trace.sharded)
     return tail, update, following
+
+
+def _copied_update(trace: Trace, shadow: Shadow, few: Few, seed: int) -> tuple[Recorder, Update, Shadow]:
+    """The same of a recording for a few parameters. Raises NotAlikeError."""
+    with _recording_update(trace, shadow) as one:
+        sample = Sample.of(few, shadow, one.draft, seed)
+    with _recording_update(trace, shadow) as tail:
+        update, following = copied(sample, shadow.begin(tail.draft, seed))
+    one.draft.let_go()
+    return tail, update, following
+
+
+@contextmanager
+def _recording_update(trace: Trace, shadow: Shadow) -> Iterator[Recorder]:
+    tail = trace.recorder.fork()
+    tail.draft.kind = Kind.TEMPORARY
+    with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
+        yield tail
 
 
 def _sharded(trace: Trace, shadow: Shadow, ranks: Ranks) -> Shadow:

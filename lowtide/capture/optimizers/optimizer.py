@@ -21,6 +21,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
+from lowtide.capture.blocks import address, covers
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes, lists_in
@@ -111,9 +112,13 @@ class Shadow:
             contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
         return cls(optimizer, names, fakes, state, {}, contents, beside)
 
+    @property
+    def is_of_torch(self) -> bool:
+        return all(f"{type(each).__module__}.".startswith("torch.optim.") for each in each_of(self.optimizer))
+
     def kinds(self) -> dict[Any, torch.Tensor] | None:
         """A parameter of each kind, where the optimizer is torch's own, which treats all of a kind alike; else None."""
-        if not all(type(each).__module__.startswith("torch.optim.") for each in each_of(self.optimizer)):
+        if not self.is_of_torch:
             return None
         kinds: dict[Any, torch.Tensor] = {}
         for index, group in enumerate(self.optimizer.param_groups):
@@ -146,28 +151,39 @@ class Shadow:
         """One that updates these parameters alone."""
         return replace(self, sample=sample, state={each: entries for each, entries in self.state.items() if each in sample})
 
+    def keys_of_looks(self, draft: Draft) -> dict[torch.Tensor, tuple[int, Any]]:
+        """The group of each parameter and what torch's own optimizers see of it, in their order; nothing where more than that counts."""
+        keys: dict[torch.Tensor, tuple[int, Any]] = {}
+        tensors: list[torch.Tensor] = []
+        for index, group in enumerate(self.optimizer.param_groups if self.is_of_torch else ()):
+            for parameter in group["params"]:
+                if not _is_beside(parameter, self.names):
+                    fake = self.fakes[parameter]
+                    mine = [item for item in (fake, fake.grad) if item is not None]
+                    roots = [draft.content(each) for each in mine]
+                    if None in roots:
+                        return {}
+                    memory = [(root.storage.kind, root.dtype, root.shape, root.stride, root.version) for root in roots if root is not None]
+                    mine += [item for item in self.state.get(parameter, {}).values() if isinstance(item, torch.Tensor)]
+                    lie = [(each.dtype, each.device, each.shape, each.stride()) for each in mine]
+                    keys[parameter] = (index, (*self._kind(parameter), *memory, *lie))
+                    tensors += mine
+        return keys if len(set(map(address, tensors))) == len(tensors) and all(map(covers, tensors)) else {}
+
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
+        return self.begin(draft, seed).run().end()
+
+    def begin(self, draft: Draft, seed: int) -> Stepping:
+        """Declare what a step reads."""
         scalars = Scalars(draft, seed)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
         lists = [(each, [*each]) for group in groups for key, item in group.items() if key != "params" for each in lists_in(item)]
         twins = Optimizers([self._twin(each, shown, start) for each in each_of(self.optimizer)])
-        for twin in twins.within:
-            attributes = dict(twin.__dict__)
-            _run(twin, scalars)
-            _refuse_changed_attributes(twin, attributes)
-        changes = Changes(draft, scalars)
-        state = self._after(start, twins, changes)
-        settings = {(index, key): item for index, key, item in changes.of_settings(groups, lists, twins.param_groups)}
-        for index, key in settings:
-            if lists:
-                self._refuse_shared(index, key)
-        guards = (*scalars.facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
-        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, self.beside + sum(map(len, self.state.values())))
-        return update, replace(self, state=state, settings={**self.settings, **settings}, contents=changes.contents)
+        return Stepping(self, draft, scalars, start, groups, lists, twins)
 
-    def _refuse_shared(self, index: int, key: str) -> None:
+    def refuse_shared(self, index: int, key: str) -> None:
         """Raise CaptureError where groups have one list together, which the step has changed: each group's own would not be the others'."""
         lists = {id(each) for each in lists_in(self.optimizer.param_groups[index].get(key))}
         settings = [(other, name, item) for other, group in enumerate(self.optimizer.param_groups) for name, item in group.items()]
@@ -220,7 +236,7 @@ class Shadow:
                     declared[parameter][key] = scalars.root(slot, item, f"{name}.{key}")
         return declared
 
-    def _after(self, start: Mapping[torch.Tensor, Mapping[str, Any]], twin: torch.optim.Optimizer, changes: Changes) -> dict[Any, Any]:
+    def after(self, start: Mapping[torch.Tensor, Mapping[str, Any]], twin: torch.optim.Optimizer, changes: Changes) -> dict[Any, Any]:
         """The state after the step, by real parameter, in the order in which the optimizer made it: `state_dict` shows it."""
         real = {fake: parameter for parameter, fake in self.fakes.items()}
         if (stranger := next((key for key in twin.state if key not in real), None)) is not None:
@@ -231,6 +247,56 @@ class Shadow:
             (parameter := real[fake]): changes.of_state(self.names[parameter], start.get(parameter, {}), entries)
             for fake, entries in twin.state.items()
         }
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """A step of an optimizer that is being recorded."""
+
+    shadow: Shadow
+    draft: Draft
+    scalars: Scalars
+    start: Mapping[torch.Tensor, Mapping[str, Any]]  # by real parameter: its state before the step, in fake tensors and traced numbers
+    groups: list[dict[str, Any]]
+    lists: list[tuple[list[Any], list[Any]]]
+    twins: Optimizers
+
+    def run(self) -> Stepping:
+        for twin in self.twins.within:
+            attributes = dict(twin.__dict__)
+            _run(twin, self.scalars)
+            _refuse_changed_attributes(twin, attributes)
+        return self
+
+    def end(self, facts: Iterable[Fact] = ()) -> tuple[Update, Shadow]:
+        """What the step has come to. `facts`: on which it rests beside those that it was recorded with."""
+        shadow, changes = self.shadow, Changes(self.draft, self.scalars)
+        state = shadow.after(self.start, self.twins, changes)
+        settings = {(index, key): item for index, key, item in changes.of_settings(self.groups, self.lists, self.twins.param_groups)}
+        for index, key in settings:
+            if self.lists:
+                shadow.refuse_shared(index, key)
+        facts = dict.fromkeys((*facts, *self.scalars.facts))
+        guards = (*facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
+        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, shadow.beside + sum(map(len, shadow.state.values())))
+        return update, replace(shadow, state=state, settings={**shadow.settings, **settings}, contents=changes.contents)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """The real ones, in the optimizer's order."""
+        real = {id(fake): parameter for parameter, fake in self.shadow.fakes.items()}
+        for group in self.twins.param_groups:
+            yield from (real[id(fake)] for fake in group["params"])
+
+    def given(self, parameter: torch.Tensor) -> list[Any]:
+        """A parameter, its gradient and its state before the step: fake tensors and traced numbers."""
+        fake = self.shadow.fakes[parameter]
+        items = (fake, fake.grad, *self.start.get(parameter, {}).values())
+        return [item for item in items if isinstance(item, torch.Tensor) or is_traced(item)]
+
+    def changes_settings(self) -> bool:
+        """Whether it has changed what is set for a group, or may have, as lists can be."""
+        pairs = [*zip(self.groups, self.twins.param_groups, strict=True)]
+        return bool(self.lists) or any(old.keys() != new.keys() or any(old[key] is not new[key] for key in old) for old, new in pairs)
 
 
 def _described(key: Any) -> str:

@@ -86,7 +86,7 @@ class Scalars:
             raise CaptureError(f"{slot} holds a {type(actual).__name__}; numbers, flags, strings and None can be captured")
         value = self.draft.add_scalar_input(slot, name)
         self.learn(value, actual)
-        return self._traced(value, slot)
+        return self.traced(value, slot)
 
     def learn(self, value: Value, content: Any) -> None:
         """Say what an input holds at capture, where that is a number or a tensor of one element on the host."""
@@ -99,7 +99,7 @@ class Scalars:
         """What `tensor.item()` gives: known only when the step runs."""
         if tensor.numel() != 1:
             raise CaptureError(f"item() of a tensor of shape {tuple(tensor.shape)} at {users_line()}: it needs exactly one element")
-        return self._traced(self.draft.emit_scalar(ITEM, (self.draft.value(tensor),)))
+        return self.traced(self.draft.emit_scalar(ITEM, (self.draft.value(tensor),)))
 
     def _read_by_operator(self, tensor: Any) -> Any:
         """What an operator gets that is given a tensor for a number."""
@@ -113,7 +113,7 @@ class Scalars:
         """Arithmetic on numbers of which one at least is traced. The same arithmetic twice is done once."""
         key = (op, *((type(x), x.value if isinstance(x, TracedNumber) else repr(x)) for x in operands))
         if key not in self._memory:
-            self._memory[key] = self._traced(self.draft.emit_scalar(f"py.{op}", tuple(map(_written, operands))))
+            self._memory[key] = self.traced(self.draft.emit_scalar(f"py.{op}", tuple(map(_written, operands))))
         return self._memory[key]
 
     def compare(self, op: str, left: TracedNumber, right: Any) -> bool:
@@ -176,7 +176,7 @@ class Scalars:
         formula, roots = self._foretold.formula((left, right))
         self._branches.setdefault((formula, compare, outcome), {})[tuple(slot for _, slot in roots)] = None
 
-    def _traced(self, value: Value, slot: Slot | None = None) -> Any:
+    def traced(self, value: Value, slot: Slot | None = None) -> Any:
         stand_in = self._random.uniform(0.25, 0.75)
         number = TracedNumber(stand_in)
         number.scalars, number.value, number.slot = self, value, slot

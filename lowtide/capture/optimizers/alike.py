@@ -1,0 +1,251 @@
+"""An optimizer's step for parameters that look alike, made of a recording for a few of them.
+
+An optimizer of torch's own does the same to all parameters that look alike, and layers repeat themselves. So it is recorded for the
+first and the last parameter of each look. For those between, the nodes of the first are made again with other values in their places.
+
+What comes out is what a recording of all gives: the same nodes in the same order, the same names, the same ends of what eager holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, islice
+from typing import Any, TypeAlias
+
+import torch
+
+from lowtide.capture.draft import Draft
+from lowtide.capture.optimizers.scalars import Fact, Guard
+from lowtide.errors import LowtideError
+from lowtide.ir.graph import Node, Slot, Storage, Value, with_values
+
+LEAST_COPIES = 8  # that are worth it
+_COUNT = re.compile(r"_\d+$")
+
+Values: TypeAlias = "dict[Value, Value]"  # of a copy, by those of what was recorded
+_Pass: TypeAlias = "dict[torch.Tensor, list[Node]]"  # a loop over parameters: what is done to each, in their order
+
+
+class NotAlikeError(LowtideError):
+    """A step that cannot be made of a recording of a few parameters: one that reads several together, say."""
+
+
+@dataclass(frozen=True)
+class Few:
+    """By parameter, in the optimizer's order, the one whose recording tells what is done to it: itself for those that are recorded."""
+
+    first: Mapping[torch.Tensor, torch.Tensor]
+    group: Mapping[torch.Tensor, int]
+
+    @classmethod
+    def of(cls, keys: Mapping[torch.Tensor, tuple[int, Any]]) -> Few | None:
+        """The first and the last of each look, whose key begins with the parameter's group; None where most would be recorded."""
+        first, last = dict[Any, torch.Tensor](), dict[Any, torch.Tensor]()
+        for parameter, key in keys.items():
+            first.setdefault(key, parameter)
+            last[key] = parameter
+        few = cls(
+            {each: each if each is last[key] else first[key] for each, key in keys.items()},
+            {each: group for each, (group, _) in keys.items()},
+        )
+        return few if len(keys) - len(few.recorded) >= LEAST_COPIES else None
+
+    @cached_property
+    def recorded(self) -> frozenset[torch.Tensor]:
+        return frozenset(self.first.values())
+
+    def facts(self, facts: Iterable[Fact], names: Mapping[torch.Tensor, str]) -> tuple[Fact, ...]:
+        """What must hold of all parameters where this must of those that were recorded."""
+        alike: dict[Any, list[str]] = {}
+        for each, first in self.first.items():
+            alike.setdefault(names[first], []).append(names[each])
+
+        def of_all(slots: tuple[Slot, ...]) -> Iterable[tuple[Slot, ...]]:
+            owners = {slot.path[0] for slot in slots if slot.table == "state"}
+            if len(owners) > 1:
+                raise NotAlikeError
+            for name in alike[owners.pop()] if owners else [""]:
+                yield tuple(replace(slot, path=(name, *slot.path[1:])) if slot.table == "state" else slot for slot in slots)
+
+        every: dict[Fact, None] = {}
+        for fact in facts:
+            if isinstance(fact, Guard):
+                every.update((replace(fact, slot=slot), None) for (slot,) in of_all((fact.slot,)))
+            else:
+                every[replace(fact, applied=tuple(dict.fromkeys(slots for each in fact.applied for slots in of_all(each))))] = None
+        return tuple(every)
+
+
+@dataclass(frozen=True)
+class SampleGraph:
+    """What was recorded for a few parameters."""
+
+    few: Few
+    draft: Draft
+    since: int  # the first of its nodes
+    bound: Mapping[torch.Tensor, Sequence[Value]]  # by parameter: it, its gradient and its state, before the step
+    kept: Mapping[Value, torch.Tensor]  # new state, and the parameter that it is of
+
+    @cached_property
+    def owners(self) -> dict[Node, torch.Tensor | None]:
+        """The parameter that each node is for; None where it is for several. Raises NotAlikeError."""
+        nodes = self.draft.nodes[self.since :]
+        owners = self._read_by(nodes, {})
+        users: dict[Value, dict[int, torch.Tensor]] = {value: {id(parameter): parameter} for value, parameter in self.kept.items()}
+        for node in reversed(nodes):
+            if (owner := owners[node]) is not None:
+                who = {id(owner): owner}
+            else:
+                who = {key: each for value in node.results for key, each in users.get(value, {}).items()}
+            if len(who) == 1:  # a count that begins at zero reads nothing of the parameter
+                (owners[node],) = who.values()
+            for value in node.inputs:
+                users.setdefault(value, {}).update(who)
+        return self._read_by(nodes, owners)
+
+    def _read_by(self, nodes: Sequence[Node], known: Mapping[Node, torch.Tensor | None]) -> dict[Node, torch.Tensor | None]:
+        """The parameter that each node reads something of, or is known to be for."""
+        owner_of = {value: parameter for parameter, values in self.bound.items() for value in values}
+        owners: dict[Node, torch.Tensor | None] = {}
+        for node in nodes:
+            who = {id(owner_of[value]): owner_of[value] for value in node.inputs if value in owner_of}
+            if (owner := known.get(node)) is not None:
+                who[id(owner)] = owner
+            if len(who) > 1 or node.after or node.body is not None:
+                raise NotAlikeError
+            owners[node] = owner = next(iter(who.values()), None)
+            if owner is not None:
+                owner_of.update(dict.fromkeys(node.results, owner))
+        return owners
+
+    @cached_property
+    def passes(self) -> list[_Pass]:
+        """The nodes as they were recorded: loops over parameters, one after the other. What is for several comes where it is first used."""
+        turns = {parameter: number for number, parameter in enumerate(self.few.first)}
+        passes: list[_Pass] = []
+        last: torch.Tensor | None = None
+        shared = list[Node]()
+        for node, owner in self.owners.items():
+            if owner is None:
+                shared.append(node)
+                continue
+            if last is None or turns[owner] < turns[last] or self.few.group[owner] != self.few.group[last]:
+                passes.append({})
+            passes[-1].setdefault(owner, []).extend((*shared, node))
+            last, shared = owner, []
+        if shared:
+            raise NotAlikeError
+        return passes
+
+
+class NodeCopies:
+    """Makes the nodes of all parameters in a draft that has none of them yet. Raises NotAlikeError.
+
+    `bound`: as in the recording, of all parameters. `settings`: values in the draft, by those of the recording.
+    """
+
+    def __init__(self, recording: SampleGraph, draft: Draft, bound: Mapping[torch.Tensor, Sequence[Value]], settings: Values) -> None:
+        self._recording, self._draft, self._first = recording, draft, recording.few.first
+        self._shared = dict(settings)
+        self._values: dict[torch.Tensor, Values] = {
+            each: dict(zip(recording.bound[first], bound[each], strict=True)) for each, first in self._first.items()
+        }
+        if any(
+            len({*zip(recording.bound[first], bound[each], strict=True)}) > len(self._values[each]) for each, first in self._first.items()
+        ):
+            raise NotAlikeError  # what is one value of the one is two of the other
+        self._storages = {each: {old.storage: new.storage for old, new in values.items()} for each, values in self._values.items()}
+        self._shared_storages = {old.storage: new.storage for old, new in settings.items()}
+        self._made: list[_Pass] = []  # as in the recording, less what is for several
+        self._of_several: dict[Node, Node] = {}
+        for segments in recording.passes:
+            self._made.append({})
+            for each, first in self._first.items():
+                if first in segments:
+                    copies = [self._copied(node, each) for node in segments[first]]
+                    self._made[-1][each] = [
+                        copy for node, copy in zip(segments[first], copies, strict=True) if recording.owners[node] is not None
+                    ]
+        self._note_ends()
+
+    def of(self, parameter: torch.Tensor) -> Values:
+        """The values of a parameter's copy, and those of several, by what was recorded."""
+        return {**self._shared, **self._values[parameter]}
+
+    def _copied(self, node: Node, parameter: torch.Tensor) -> Node:
+        if node in self._of_several:
+            return self._of_several[node]
+        several = self._recording.owners[node] is None
+        values, storages = (self._shared, self._shared_storages) if several else (self._values[parameter], self._storages[parameter])
+
+        def new(value: Value) -> Value:
+            return values.get(value) or self._shared.get(value, value)
+
+        for value in node.inputs:
+            if new(value) is value:
+                storages.setdefault(value.storage, value.storage)
+        args, kwargs = with_values(node.args, new), tuple((key, with_values(item, new)) for key, item in node.kwargs)
+        inplace = tuple((new(value), name) for value, name in node.inplace)
+        writes = tuple((new(before), self._written(before, after, values)) for before, after in node.writes)
+        outputs = tuple(None if value is None else self._made_anew(value, values, storages) for value in node.outputs)
+        copy = Node(node.op, args, outputs, kwargs, writes, inplace=inplace, source=node.source)
+        self._draft.nodes.append(copy)
+        if several:
+            self._of_several[node] = copy
+        return copy
+
+    def _written(self, before: Value, after: Value, values: Values) -> Value:
+        """The next version of what a node writes."""
+        if (written := values.get(before)) is None:
+            raise NotAlikeError
+        name = self._draft.unused_name(f"{written.storage.name}_v{written.version + 1}")
+        values[after] = replace(after, name=name, storage=written.storage, version=written.version + 1)
+        return values[after]
+
+    def _made_anew(self, value: Value, values: Values, storages: dict[Storage, Storage]) -> Value:
+        name = self._draft.unused_name(_COUNT.sub("", value.name))
+        if value.storage not in storages:
+            storages[value.storage] = replace(value.storage, name=name)
+        elif value.version:
+            raise NotAlikeError  # a view of what was written
+        values[value] = replace(value, name=name, storage=storages[value.storage])
+        return values[value]
+
+    def _note_ends(self) -> None:
+        """Where eager lets go of what the step makes: at the node at which it does in the recording."""
+        at: dict[Node, tuple[int, torch.Tensor, int]] = {}  # pass, whose turn, and how many of the parameter's own nodes come before
+        for number, segments in enumerate(self._recording.passes):
+            for owner, nodes in segments.items():
+                own = accumulate((self._recording.owners[node] is not None for node in nodes), initial=-1)
+                at.update({node: (number, owner, place) for node, place in zip(nodes, islice(own, 1, None), strict=True)})
+        makers = {value.storage: node for node in at for value in node.results}
+        for storage, last in self._recording.draft.last_nodes().items():
+            if storage not in makers or last not in at:
+                continue
+            began, owner, _ = at[makers[storage]]
+            for each in (each for each, first in self._first.items() if first is owner):
+                ended = self._end_of(each, began, owner, *at[last])
+                copy = self._storages[each].get(storage) or self._shared_storages[storage]
+                self._draft.ends.note(copy, ended)
+
+    def _end_of(self, parameter: torch.Tensor, began: int, owner: torch.Tensor, ended: int, then: torch.Tensor, place: int) -> Node:
+        """The node at which what is made for a parameter is let go, where its look's is at that place of `then`'s turn in a pass."""
+        recorded, turns = [*self._recording.passes[ended]], [*self._made[ended]]
+        places, places_of_all = ({each: number for number, each in enumerate(those)} for those in (recorded, turns))
+        if then is owner:
+            turn = parameter
+        elif ended == began and places[then] == places[owner] + 1:
+            turn = turns[places_of_all[parameter] + 1]
+        elif then is recorded[-1]:
+            turn = turns[-1]
+        elif then is recorded[0]:
+            turn = turns[0]
+        else:
+            raise NotAlikeError
+        if place < 0:
+            raise NotAlikeError
+        nodes = self._made[ended][turn]
+        return nodes[min(place, len(nodes) - 1)]
