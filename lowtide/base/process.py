@@ -20,6 +20,7 @@ T = TypeVar("T")
 Made = TypeVar("Made")
 _OBJECTS = 100_000  # made since the last look, before the next
 _GROWTH = 2  # of all that is in memory until all is looked at: by itself the collector does not count what is set aside and back
+_LEFT_OUT = 100  # times
 _OF_PYTHON = 5_000  # objects that it freezes itself as it starts: 375 in 3.12
 
 
@@ -81,6 +82,7 @@ def collected_seldom() -> Iterator[None]:
 class _Aside:
     ours = False  # whether what is frozen is so by `set_aside`
     blocks = 0  # of Python's memory, when all objects were last looked at: to count those takes a hundred times as long
+    left_out = 0  # how often it is yet taken for granted that the caller has frozen what he has: Python counts all of it when asked
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def set_aside() -> Iterator[None]:
 
     Nothing is set aside where the caller has frozen what he has, or within another of these.
     """
-    ours = not _Aside.ours and gc.get_freeze_count() < _OF_PYTHON
+    ours = not _Aside.ours and not _is_frozen()
     _Aside.ours |= ours
     try:
         if ours:
@@ -98,6 +100,15 @@ def set_aside() -> Iterator[None]:
     finally:
         if ours:
             look_at_all()
+
+
+def _is_frozen() -> bool:
+    if _Aside.left_out:
+        _Aside.left_out -= 1
+        return True
+    frozen = gc.get_freeze_count() >= _OF_PYTHON
+    _Aside.left_out = _LEFT_OUT if frozen else 0
+    return frozen
 
 
 def _freeze() -> None:
