@@ -21,7 +21,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
-from lowtide.capture.blocks import address, covers
+from lowtide.capture.blocks import address, covers, geometry
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes, lists_in
@@ -165,8 +165,8 @@ class Shadow:
                         return {}
                     memory = [(root.storage.kind, root.dtype, root.shape, root.stride, root.version) for root in roots if root is not None]
                     mine += [item for item in self.state.get(parameter, {}).values() if isinstance(item, torch.Tensor)]
-                    lie = [(each.dtype, each.device, each.shape, each.stride()) for each in mine]
-                    keys[parameter] = (index, (*self._kind(parameter), *memory, *lie))
+                    lie = [(geometry(each), each.device) for each in mine]
+                    keys[parameter] = (index, (type(parameter), *self._kind(parameter), *memory, *lie))
                     tensors += mine
         return keys if len(set(map(address, tensors))) == len(tensors) and all(map(covers, tensors)) else {}
 
