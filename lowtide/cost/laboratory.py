@@ -22,6 +22,7 @@ from lowtide.base import VERSION
 from lowtide.base.messages import warn
 from lowtide.cost import trial
 from lowtide.cost.cache import Cache
+from lowtide.cost.element_wise import told_by_few
 from lowtide.cost.trials import Makers, Trials, argument_bytes, makers_of, recipe, signature
 from lowtide.errors import FormatError
 from lowtide.ir import result_specs as specs
@@ -257,8 +258,9 @@ class _Shelf:
 def _reply(call: Call, makers: Makers, run: Callable[[dict[str, Any]], _Reply]) -> _Reply:
     """What a trial gives, or {"failure": ...}."""
     try:
-        _fit(call)
-        reply = _first_that_works(call, makers, run)
+        if (reply := told_by_few(call.node, lambda node: run(recipe(node)))) is None:
+            _fit(call)
+            reply = _first_that_works(call, makers, run)
         if "results" in reply:
             reply["results"] = specs.to_text(tuple(map(specs.of_fields, reply["results"])))
     except (FormatError, MemoryError, ValueError) as error:

@@ -178,15 +178,20 @@ def test_what_fails_is_not_remembered():
 
 
 def test_what_is_too_large_is_not_run(monkeypatch: pytest.MonkeyPatch):
-    large, huge = (node("aten.relu.default", value(size), out=(value(size),)) for size in (CHUNK, 2**44))
+    large, huge = (node("aten.cumsum.default", value(size), 0, out=(value(size),)) for size in (CHUNK, 2**44))
     with pytest.warns(RuntimeWarning, match="not enough memory"):
         assert measure_workspaces([huge]).unknown_nodes == 1
     monkeypatch.setattr(trial, "free_bytes", lambda device: 4 * 8 * CHUNK - 1)
-    with pytest.warns(RuntimeWarning, match="not enough memory to measure aten.relu.default.*temporaries are taken to be none"):
+    with pytest.warns(RuntimeWarning, match="not enough memory to measure aten.cumsum.default.*temporaries are taken to be none"):
         found = measure_workspaces([large])
     assert "may take 32767" in found.unknown[0].reason
     monkeypatch.setattr(trial, "free_bytes", lambda device: 4 * 8 * CHUNK)
     assert measure_workspaces([large]).unknown == ()
+
+
+def test_what_is_element_wise_is_never_too_large():
+    found = measure_workspaces([node("aten.relu.default", value(2**44), out=(value(2**44),))])
+    assert (found.nbytes, found.unknown) == ((0,), ())
 
 
 def test_a_lack_of_memory_is_told_and_other_calls_are_measured(monkeypatch: pytest.MonkeyPatch):
