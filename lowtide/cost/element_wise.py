@@ -26,9 +26,9 @@ _LIKE = frozenset(f"aten.{name}.default" for name in ("clone", "full_like", "one
 
 def told_by_few(node: Node, run: Callable[[Node], dict[str, Any]]) -> dict[str, Any] | None:
     """What a trial of a call gives, as trials of it on fewer elements say; None where they do not, or it has few."""
-    if (few := _smaller(node, _MOST)) is None or (told := _of_all(run(few), few, node)) is None:
+    if (few := _smaller(node, _MOST)) is None or (whole := _of_all(run(few), few, node)) is None:
         return None
-    reply, beside_bytes = told
+    reply, beside_bytes = whole
     if beside_bytes:  # a number that is given another dtype, say
         fewer = _smaller(node, _MOST // 4)
         again = None if fewer is None else _of_all(run(fewer), fewer, node)
