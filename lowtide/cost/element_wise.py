@@ -57,7 +57,7 @@ def _smaller(node: Node, most: int) -> Node | None:
 
 def _of_all(reply: dict[str, Any], few: Node, node: Node) -> tuple[dict[str, Any], int] | None:
     """What a trial of the whole call gives where one of few elements gave `reply`, and the bytes that it takes beside its results."""
-    if "failure" in reply:
+    if "failure" in reply or None in reply["results"]:
         return None
     small, large = (next(value.shape for value in each.inputs if value.shape) for each in (few, node))
     results: list[list[Any]] = []

@@ -189,7 +189,7 @@ class Laboratory:
         return True
 
     def _level_of(self, call: Call, makers: Makers, *, ahead: bool = False) -> _Reply:
-        return _reply(call, makers, lambda steps: self._trials.level(steps, call.device, ahead=ahead))
+        return _reply(call, makers, lambda steps: self._trials.level(steps, call.device, ahead=ahead), by_few=True)
 
     def _got(self, call: Call, run: Callable[[], _Reply]) -> _Reply | None:
         """What a trial gives; None, and the failure noted, where it gives nothing."""
@@ -255,10 +255,11 @@ class _Shelf:
         self.new.clear()
 
 
-def _reply(call: Call, makers: Makers, run: Callable[[dict[str, Any]], _Reply]) -> _Reply:
-    """What a trial gives, or {"failure": ...}."""
+def _reply(call: Call, makers: Makers, run: Callable[[dict[str, Any]], _Reply], *, by_few: bool = False) -> _Reply:
+    """What a trial gives, or {"failure": ...}. `by_few`: one of few elements tells of many, as of bytes and looks, not of times."""
     try:
-        if (reply := told_by_few(call.node, lambda node: run(recipe(node)))) is None:
+        reply = told_by_few(call.node, lambda node: run(recipe(node))) if by_few else None
+        if reply is None:
             _fit(call)
             reply = _first_that_works(call, makers, run)
         if "results" in reply:

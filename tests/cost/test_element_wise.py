@@ -11,6 +11,7 @@ from lowtide.capture.program import capture_inference
 from lowtide.capture.trace import Given
 from lowtide.cost import trial
 from lowtide.cost.element_wise import told_by_few
+from lowtide.cost.laboratory import Call, Laboratory
 from lowtide.cost.trials import recipe
 from lowtide.ir.graph import Graph, Node
 
@@ -91,3 +92,20 @@ def test_few_elements_are_tried_themselves():
 def test_a_failure_tells_nothing():
     (node,) = nodes_of(torch.neg, torch.ones(1000, 1000))
     assert told_by_few(node, lambda node: {"failure": "no"}) is None
+
+
+def test_times_are_those_of_all_elements():
+    """The call takes what it takes, which few elements do not tell."""
+    (node,) = nodes_of(torch.exp, torch.ones(3000, 3000))
+    with Laboratory(remember=False) as laboratory:
+        alone, *_ = laboratory.times_ns([Call(node)], warm_up=True)
+        together = laboratory.times_ns([Call(node), Call(node)], warm_up=True)
+    asked: list[Node] = []
+    with Laboratory(remember=False) as laboratory:
+        run_recipes = laboratory._trials.times
+        laboratory._trials.times = lambda recipes, *rest, **more: asked.append(recipes) or run_recipes(recipes, *rest, **more)
+        laboratory.times_ns([Call(node)], warm_up=True)
+    assert alone
+    assert None not in together
+    ((one,),) = asked
+    assert one["values"][0]["made"][1] == [3000, 3000]

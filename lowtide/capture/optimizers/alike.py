@@ -1,7 +1,7 @@
 """An optimizer's step for parameters that look alike, made of a recording for a few of them.
 
 An optimizer of torch's own does the same to all parameters that look alike, and layers repeat themselves. So it is recorded for the
-first and the last parameter of each look. For those between, the nodes of the first are made again with other values in their places.
+first and the last parameter of each look. For those between, the nodes of the first are made again with other values in their positions.
 
 What comes out is what a recording of all gives: the same nodes in the same order, the same names, the same ends of what eager holds.
 """
@@ -199,7 +199,7 @@ class NodeCopies:
 
     def _written(self, before: Value, after: Value, values: Values) -> Value:
         """The next version of what a node writes."""
-        if (written := values.get(before)) is None:
+        if values is self._shared or (written := values.get(before)) is None:
             raise NotAlikeError
         name = self._draft.unused_name(f"{written.storage.name}_v{written.version + 1}")
         values[after] = replace(after, name=name, storage=written.storage, version=written.version + 1)
@@ -220,32 +220,32 @@ class NodeCopies:
         for number, segments in enumerate(self._recording.passes):
             for owner, nodes in segments.items():
                 own = accumulate((self._recording.owners[node] is not None for node in nodes), initial=-1)
-                at.update({node: (number, owner, place) for node, place in zip(nodes, islice(own, 1, None), strict=True)})
+                at.update({node: (number, owner, position) for node, position in zip(nodes, islice(own, 1, None), strict=True)})
         makers = {value.storage: node for node in at for value in node.results}
+        turns = [([*segments], [*copies]) for segments, copies in zip(self._recording.passes, self._made, strict=True)]
+        positions = [tuple({id(each): number for number, each in enumerate(those)} for those in pair) for pair in turns]
+
+        def end_of(parameter: torch.Tensor, began: int, owner: torch.Tensor, ended: int, then: torch.Tensor, position: int) -> Node:
+            """The node that is at that position of the turn for a parameter as `then`'s is for the recorded `owner`."""
+            (recorded, every), (position_of, position_of_all) = turns[ended], positions[ended]
+            if then is owner:
+                turn = parameter
+            elif ended == began and position_of[id(then)] == position_of[id(owner)] + 1:
+                turn = every[position_of_all[id(parameter)] + 1]
+            elif then is recorded[-1] or then is recorded[0]:
+                turn = every[-1 if then is recorded[-1] else 0]
+            else:
+                raise NotAlikeError
+            if position < 0:
+                raise NotAlikeError
+            nodes = self._made[ended][turn]
+            return nodes[min(position, len(nodes) - 1)]
+
         for storage, last in self._recording.draft.last_nodes().items():
             if storage not in makers or last not in at:
                 continue
             began, owner, _ = at[makers[storage]]
-            for each in (each for each, first in self._first.items() if first is owner):
-                ended = self._end_of(each, began, owner, *at[last])
-                copy = self._storages[each].get(storage) or self._shared_storages[storage]
-                self._draft.ends.note(copy, ended)
-
-    def _end_of(self, parameter: torch.Tensor, began: int, owner: torch.Tensor, ended: int, then: torch.Tensor, place: int) -> Node:
-        """The node at which what is made for a parameter is let go, where its look's is at that place of `then`'s turn in a pass."""
-        recorded, turns = [*self._recording.passes[ended]], [*self._made[ended]]
-        places, places_of_all = ({each: number for number, each in enumerate(those)} for those in (recorded, turns))
-        if then is owner:
-            turn = parameter
-        elif ended == began and places[then] == places[owner] + 1:
-            turn = turns[places_of_all[parameter] + 1]
-        elif then is recorded[-1]:
-            turn = turns[-1]
-        elif then is recorded[0]:
-            turn = turns[0]
-        else:
-            raise NotAlikeError
-        if place < 0:
-            raise NotAlikeError
-        nodes = self._made[ended][turn]
-        return nodes[min(place, len(nodes) - 1)]
+            for each, first in self._first.items():
+                if first is owner:
+                    copy = self._storages[each].get(storage) or self._shared_storages[storage]
+                    self._draft.ends.note(copy, end_of(each, began, owner, *at[last]))
