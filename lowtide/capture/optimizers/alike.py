@@ -1,7 +1,7 @@
 """An optimizer's step for parameters that look alike, made of a recording for a few of them.
 
 An optimizer of torch's own does the same to all parameters that look alike, and layers repeat themselves. So it is recorded for the
-first and the last parameter of each look. For those between, the nodes of the first are made again with other values in their positions.
+first and the last parameter of each look. For those between, the nodes of the first are made again with other values in their places.
 
 What comes out is what a recording of all gives: the same nodes in the same order, the same names, the same ends of what eager holds.
 """
