@@ -356,9 +356,7 @@ class Draft:
             with _disable_current_modes():
                 size, number = tuple(tensor.shape), tensor.item()
             if self.read_number is None:
-                out: torch.Tensor = torch.ops.aten.lift_fresh.default(
-                    tensor
-                )  # a fake that remembers its number, so that .item() still works
+                out: torch.Tensor = torch.ops.aten.lift_fresh.default(tensor)  # a fake that has its number, so that .item() works
             else:  # what is computed of a number that is traced is asked of the graph
                 out = torch.empty_strided(size, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             args = (size, self._number(number))

@@ -29,6 +29,7 @@ from lowtide.capture.care.surroundings import functions_of, methods_of, objects_
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.difference import is_same
+from lowtide.capture.draft import Draft
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
@@ -384,12 +385,22 @@ def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder,
 
 def _copied_update(trace: Trace, shadow: Shadow, few: Few, seed: int) -> tuple[Recorder, Update, Shadow]:
     """The same of a recording for a few parameters. Raises NotAlikeError."""
-    with _recording_update(trace, shadow) as one:
-        sample = Sample.of(few, shadow, one.draft, seed)
-    with _recording_update(trace, shadow) as tail:
-        update, following = copied(sample, shadow.begin(tail.draft, seed))
-    one.draft.let_go()
-    return tail, update, following
+    drafts: list[Draft] = []
+    try:
+        with _recording_update(trace, shadow) as one:
+            drafts.append(one.draft)
+            sample = Sample.of(few, shadow, one.draft, seed)
+        with _recording_update(trace, shadow) as tail:
+            drafts.insert(0, tail.draft)
+            update, following = copied(sample, shadow.begin(tail.draft, seed))
+        return tail, update, following
+    except NotAlikeError:
+        for each in drafts:
+            each.let_go()
+        raise
+    finally:
+        for each in drafts[-1:]:
+            each.let_go()
 
 
 @contextmanager
