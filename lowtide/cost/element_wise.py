@@ -18,14 +18,14 @@ from typing import Any
 from lowtide.cost.operators import operator
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Node, Value, arguments
-from lowtide.ir.sizes import ITEM_BYTES
+from lowtide.ir.sizes import ITEM_BYTES, contiguous_stride
 
 _MOST = 2**16  # elements of a trial: from half of that on kernels share work among threads
 _LIKE = frozenset(f"aten.{name}.default" for name in ("clone", "full_like", "ones_like", "zeros_like"))
 
 
 def told_by_few(node: Node, run: Callable[[Node], dict[str, Any]]) -> dict[str, Any] | None:
-    """What a trial of a call gives, as trials of it on fewer elements say; None where they do not, or it has few."""
+    """What a trial of a call gives but for its time, as trials on fewer elements say; None where they do not, or it has few."""
     if (few := _smaller(node, _MOST)) is None or (whole := _of_all(run(few), few, node)) is None:
         return None
     reply, beside_bytes = whole
@@ -45,12 +45,12 @@ def _smaller(node: Node, most: int) -> Node | None:
     shape = [extent for extent in tensors[0].shape if isinstance(extent, int)]
     if len(shape) < len(tensors[0].shape) or prod(shape) <= most:
         return None
-    if any(value.shape != tuple(shape) or value.stride != _dense(shape) or value.storage.device != "cpu" for value in tensors):
+    if any(value.shape != tuple(shape) or value.stride != contiguous_stride(shape) or value.storage.device != "cpu" for value in tensors):
         return None
     few = _few(shape, most)
 
     def new(value: Value) -> Value:
-        return replace(value, shape=few, stride=_dense(few)) if value.shape == tuple(shape) else value
+        return replace(value, shape=few, stride=contiguous_stride(few)) if value.shape == tuple(shape) else value
 
     return replace(node, **arguments(node, new))
 
@@ -62,16 +62,15 @@ def _of_all(reply: dict[str, Any], few: Node, node: Node) -> tuple[dict[str, Any
     small, large = (next(value.shape for value in each.inputs if value.shape) for each in (few, node))
     results: list[list[Any]] = []
     for dtype, shape, stride, offset, nbytes, device in reply["results"]:
-        if (tuple(shape), tuple(stride), offset, nbytes) != (small, _dense(small), 0, prod(small) * ITEM_BYTES[dtype]):
+        if (tuple(shape), tuple(stride), offset, nbytes) != (small, contiguous_stride(small), 0, prod(small) * ITEM_BYTES[dtype]):
             return None
-        results.append([dtype, list(large), list(_dense(large)), 0, prod(large) * ITEM_BYTES[dtype], device])
+        results.append([dtype, list(large), list(contiguous_stride(large)), 0, prod(large) * ITEM_BYTES[dtype], device])
     small_bytes, large_bytes = (sum(each[4] for each in those) for those in (reply["results"], results))
     writes = any(argument.alias_info is not None for argument in operator(node.op)._schema.arguments)
     beside_bytes = reply["level_bytes"] - (0 if writes else small_bytes)
     if not results or beside_bytes < 0:
         return None
-    ns = int(reply["ns"] * prod(large) / prod(small))
-    return {"level_bytes": beside_bytes + (0 if writes else large_bytes), "results": results, "ns": ns}, beside_bytes
+    return {"level_bytes": beside_bytes + (0 if writes else large_bytes), "results": results}, beside_bytes
 
 
 @cache
@@ -91,7 +90,3 @@ def _few(shape: Sequence[int], most: int) -> tuple[int, ...]:
         longest = few.index(max(few))
         few[longest] = max(2, few[longest] * most // prod(few), few[longest] // 16)
     return tuple(few)
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(shape[at + 1 :]) for at in range(len(shape)))

@@ -184,7 +184,8 @@ class Laboratory:
         if reply is None:
             return False
         self.tried += 1
-        self.rough_ns[call.text] = reply["ns"]
+        if "ns" in reply:  # few elements tell of bytes alone
+            self.rough_ns[call.text] = reply["ns"]
         shelf.note(call.text, reply["level_bytes"], reply["results"])
         return True
 
