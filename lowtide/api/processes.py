@@ -121,7 +121,6 @@ def _gathered_s(sent: torch.Tensor, ranks: Ranks) -> float:
 
 
 def _check_sharded(model: nn.Module) -> None:
-    """Refuse parameters that are spread over devices."""
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":  # importing it takes two seconds
             raise CaptureError(

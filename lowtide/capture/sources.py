@@ -65,7 +65,6 @@ class Sources:
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Keep track of the module that runs."""
         paths = {module: path for path, module in model.named_modules()}
 
         def following(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -198,7 +198,6 @@ def once_ns(call: Callable[[], Any], device: str) -> int:
 
 
 def finish(device: str) -> None:
-    """Wait for what a GPU still does."""
     if on_gpu(device):
         torch.cuda.synchronize(device)
 

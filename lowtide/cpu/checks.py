@@ -97,7 +97,6 @@ def _ints(arg: object) -> TensorShape:
 
 
 def _place(dim: object, rank: int) -> int:
-    """A dimension, counted from the front."""
     position = _int(dim)
     _expect(-rank <= position < rank, f"a dimension of {rank}")
     return position % rank

@@ -32,7 +32,6 @@ class Target:
         return columns // self.lanes + (columns % self.lanes > self.lanes // 2)
 
     def half(self, columns: int) -> int:
-        """Whether half a vector is left over."""
         return int(0 < columns % self.lanes <= self.lanes // 2)
 
     def width(self, columns: int) -> int:
@@ -105,7 +104,6 @@ class Transformed:
 
     @property
     def bias_elements(self) -> int:
-        """What stands before the panels."""
         return -(-self.target.width(self.columns) // self.target.lanes) * self.target.lanes
 
     @property

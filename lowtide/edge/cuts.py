@@ -371,7 +371,6 @@ def _run(graph: EdgeGraph, cut: Cut, align_bytes: int) -> CutStages | None:
 
 
 def first_source(graph: EdgeGraph, members: Sequence[EdgeNode]) -> int:
-    """The first tensor that comes from outside."""
     inner = {node.outputs[0] for node in members}
     return next(at for node in members for at in node.inputs if at >= 0 and at not in inner and not is_weight(graph, at))
 

@@ -18,8 +18,6 @@ NARROW = 16  # beginnings a layer where the effort is spent
 
 
 class Layer(NamedTuple):
-    """Beginnings that have run as many tasks."""
-
     rows: NDArray[np.uint64]  # [beginnings, words]
     keys: NDArray[np.uint64]  # [beginnings, 2]
     time_ps: Ints
@@ -52,7 +50,6 @@ class Settings(NamedTuple):
 
 
 def room_for(count: int, spaces: int) -> Reached:
-    """Empty, for so many."""
     slots = 1 << (2 * count - 1).bit_length()
     return Reached(
         np.zeros((count, 2), np.uint64), np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64),

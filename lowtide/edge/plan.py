@@ -164,5 +164,4 @@ class EdgePlan:
 
 
 def rounded_up(nbytes: int, align_bytes: int) -> int:
-    """To the next multiple of the alignment."""
     return -(-nbytes // align_bytes) * align_bytes

@@ -77,7 +77,6 @@ class FrameworkSteps:
         return cls(model, torch_optimizer(optimizer), options, loss_name)
 
     def are_of(self, model: nn.Module, optimizer: Any) -> bool:
-        """Whether they work on these very objects."""
         return self.model is model and self.optimizer is torch_optimizer(optimizer)
 
     def run(self, batches: Sequence[Any], **program: Any) -> tuple[list[Any], Any]:

@@ -154,7 +154,6 @@ class _ByShape:
         self._asked = [node for node in nodes if node.target == "item" and node.op == "call_method" and node.args[0].op == "placeholder"]
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the traced module gives."""
         given = dict(zip(_placeholders(self._module), inputs, strict=True))
         numbers = {node: item for node, item in given.items() if not isinstance(item, torch.Tensor)}
         numbers |= {node: given[node.args[0]].item() for node in self._asked}

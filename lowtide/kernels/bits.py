@@ -135,7 +135,6 @@ def _flags(bits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _shape(bits: torch.Tensor) -> tuple[int, int]:
-    """Blocks, and the bytes of each."""
     return max(1, bits.numel() // _ROWS), min(bits.numel(), _ROWS)
 
 
@@ -155,7 +154,6 @@ def _chunks(flat: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
 
 
 def _at_once(x: torch.Tensor) -> int:
-    """Elements that are looked at together."""
     return _BLOCK if x.device.type == "cpu" else _BLOCK * _BLOCKS_AT_ONCE
 
 

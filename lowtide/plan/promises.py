@@ -185,7 +185,6 @@ def _power_of_two(storage: Storage) -> int:
 
 
 def _owned(graph: Graph) -> frozenset[Storage]:
-    """What the caller holds before and after."""
     return frozenset(value.storage for value in graph.inputs if value.storage.kind.caller_owned or value.storage.kind is Kind.SCALAR)
 
 

@@ -213,7 +213,6 @@ class Limit:
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether the device's memory is limited."""
         return self.memory_bytes is not None or self.share is not None
 
     @property

@@ -70,8 +70,6 @@ class Point:
 
 @dataclass
 class Archive:
-    """The points that no other beats."""
-
     points: list[Point] = field(default_factory=list)  # in memory and time, by ascending peak and descending time
     by_pinned: dict[int, list[Point]] = field(default_factory=dict)  # alike, of those that pin so much and not more than a step less
     states: int = 0  # schedules built and costed

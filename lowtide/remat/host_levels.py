@@ -104,7 +104,6 @@ class HostLevels:
                 self._attempt(limit, pinned_bytes, point.problem, recipe)
 
     def _climb(self, limit: int, pinned_bytes: int) -> None:
-        """Change the fastest schedule within both limits."""
         point = min(self._within(limit, pinned_bytes), key=lambda each: each.time_us, default=None)
         if point is not None and not self._over():
             problem = self.problems[point.problem]

@@ -42,7 +42,7 @@ class RunList(NamedTuple):
 
 @kernel(inner=True)
 def run_list_of(sequence: Any, longest: Any, limit: Any, facts: Any) -> Any:
-    """Of a sequence that may grow to so many entries."""
+    """Of a sequence that may grow to so many entries: what putting in its runs one behind the other gives, in one pass."""
     nodes, length, sums = len(facts.cost_us), np.zeros(len(facts.kept), np.int64), np.zeros(5, np.int64)
     for node in sequence:
         for ptr, ids in ((facts.read_ptr, facts.read_ids), (facts.made_ptr, facts.made_ids)):
@@ -54,10 +54,47 @@ def run_list_of(sequence: Any, longest: Any, limit: Any, facts: Any) -> Any:
         np.empty(longest + 1, np.int64), np.arange(longest).astype(np.int32), np.full(nodes, -1, np.int32), np.zeros(nodes, np.int32),
         EventRows(np.empty(room.sum(), np.int32), np.cumsum(room) - room, np.zeros_like(length), room), sums,
     )  # fmt: skip
-    sums[1], sums[3], sums[4] = longest, limit, (facts.kept * facts.tensor_bytes).sum()
-    for node in sequence:
-        put_in(node, sums[0], time, facts)
+    count, rows = len(sequence), time.rows
+    sums[0], sums[1], sums[3], sums[4] = count, longest - count, limit, (facts.kept * facts.tensor_bytes).sum()
+    for at in range(count):
+        slot, node = longest - 1 - at, sequence[at]
+        time.slots[at], time.place[slot], time.node[slot] = slot, at, node
+        time.times[node] += 1
+        if time.first[node] < 0:
+            time.first[node] = slot
+        for tensor in facts.read_ids[facts.read_ptr[node] : facts.read_ptr[node + 1]]:
+            _insert(tensor, rows.length[tensor], 2 * slot, rows)
+        for tensor in facts.made_ids[facts.made_ptr[node] : facts.made_ptr[node + 1]]:
+            _insert(tensor, rows.length[tensor], 2 * slot + 1, rows)
+    _count_footprint(time, facts)
     return time
+
+
+@kernel(inner=True)
+def _count_footprint(time: Any, facts: Any) -> None:
+    """Of all entries, from the events of all tensors."""
+    count, place, rows = time.sums[0], time.place, time.rows
+    change = np.zeros(count + 1, np.int64)
+    for tensor in range(len(facts.kept)):
+        start, end = 0, 0  # of a copy, which is there from the one entry until right before the other
+        for row in range(rows.begin[tensor], rows.begin[tensor] + rows.length[tensor]):
+            at = place[rows.events[row] >> 1]
+            if rows.events[row] & 1:
+                change[start] += facts.tensor_bytes[tensor] * (end > start)
+                change[end] -= facts.tensor_bytes[tensor] * (end > start)
+                start = at
+            end = at + 1
+        if facts.kept[tensor]:
+            end = count
+        change[start] += facts.tensor_bytes[tensor] * (end > start)
+        change[end] -= facts.tensor_bytes[tensor] * (end > start)
+    alive = np.int64(0)
+    for at in range(count):
+        slot = time.slots[at]
+        alive += change[at]
+        time.taken[slot] = _taken(slot, place, time.node, rows, facts)
+        time.footprint[at] = alive + facts.workspace_bytes[time.node[slot]] - time.taken[slot]
+        time.sums[2] += max(0, time.footprint[at] - time.sums[3])
 
 
 @kernel(inner=True, borrows=True)

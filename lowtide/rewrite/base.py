@@ -95,7 +95,6 @@ class Uses:
 
     @cached_property
     def place(self) -> dict[Node, int]:
-        """Where nodes stand in program order."""
         return {node: place for place, node in enumerate(self.graph.nodes)}
 
     def written_between(self, node: Node, later: Node) -> bool:

@@ -187,7 +187,6 @@ class StreamedMemory:
             self.streams.let_go()
 
     def give_back(self, buffer: _Buffer) -> None:
-        """Keep a buffer for another copy."""
         size = buffer.memory.numel()
         self._used[size] -= 1
         self._idle[size].append(buffer)

@@ -230,7 +230,6 @@ def _said(error: Exception) -> tuple[str, str]:
 
 
 def _sent(error: Exception) -> Exception:
-    """An error as another process raises it."""
     return error if isinstance(error, LowtideError) else StepError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 

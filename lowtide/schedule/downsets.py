@@ -47,8 +47,6 @@ class DownsetNet(NamedTuple):
 
 
 class DownsetWalk(NamedTuple):
-    """Where a walk stands; written to."""
-
     ran: Any  # [m] pins that have run
     left_sum: Any  # [m] of the pins that have not run
     waits: Any  # [n]

@@ -128,7 +128,6 @@ class SplitState:
 
     @property
     def us(self) -> Times:
-        """What it takes within each limit."""
         return self.judged.us
 
 

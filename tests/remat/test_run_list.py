@@ -49,6 +49,7 @@ def main() -> None:
             assert time.footprint[: len(sequence)].tolist() == counted.tolist()
             assert all(time.place[time.first[node]] == at for node, at in _first_entries(sequence).items())
             assert time.sums[2] == np.maximum(counted - limit, 0).sum()
+            assert _by_entry(time) == _by_entry(run_list_of(sequence, len(sequence) + 1, limit, facts))
             limits += int(time.sums[2] > 0)
             tensor, at = rng.randrange(len(facts.kept)), rng.randrange(len(sequence))
             assert around(tensor, at, time, facts) == _around(problem, sequence, tensor, at)
@@ -67,6 +68,16 @@ def _moved(problem: RematProblem, sequence: Ints, rng: random.Random, time: RunL
         take_out(at, time, problem.facts)
         put_in(node, place - (at < place), time, problem.facts)
     return bool(places)
+
+
+def _by_entry(time: RunList) -> tuple[list[int], ...]:
+    """All that is kept of a list, where the numbers of slots and the room behind rows do not matter."""
+    slots = time.slots[: time.sums[0]]
+    rows = [time.rows.events[begin : begin + length] for begin, length in zip(time.rows.begin, time.rows.length, strict=True)]
+    events = [2 * time.place[row >> 1] + (row & 1) for row in rows]
+    firsts = [time.place[slot] if slot >= 0 else -1 for slot in time.first]
+    alike = time.node[slots], time.taken[slots], time.footprint[: len(slots)], time.times, time.sums[[0, 2, 3, 4]], np.array(firsts)
+    return (*(each.tolist() for each in (*alike, *events)),)
 
 
 def _first_entries(sequence: Ints) -> dict[int, int]:

@@ -237,7 +237,6 @@ class _Own:
             raise CaptureError(f"the program seeds a generator that it draws from, or puts back its state, {_REMEDY}")
 
     def put_back(self) -> None:
-        """Every state as it was."""
         with _disable_current_modes():
             for generator, state in self._before.values():
                 generator.set_state(state)

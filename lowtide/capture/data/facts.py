@@ -174,7 +174,6 @@ class Facts:
         return self._known
 
     def tensor(self, steps: tuple[FactStep, ...]) -> Any:
-        """What the last of them gives."""
         return self.known(steps)[steps[-1].key]
 
     def outcome(self, question: Question) -> str | None:

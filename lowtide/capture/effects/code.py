@@ -157,7 +157,6 @@ def teller(name: str, item: Any) -> Callable[..., Any] | None:
 
 
 def joined(*pieces: Any) -> Any:
-    """Texts one behind the other."""
     return text_of(_filled, "%s" * len(pieces), *pieces)
 
 

@@ -60,7 +60,6 @@ class HostDraws:
         self._derived: dict[object, list[Any]] = {}
 
     def add(self, call: Callable[[], Any], value: Any) -> Sum:
-        """One more, and what it has given."""
         at = len(self._calls)
         self._calls.append(call)
         self._drawn.append(value)
@@ -91,7 +90,6 @@ class HostDraws:
             self.go_back()
 
     def begin(self) -> None:
-        """The step begins: the generators go on."""
         for put, state in self._after:
             put(state)
 

@@ -141,7 +141,6 @@ class EarlierNumber(Term):
         earlier.places.append(place)
 
     def text(self) -> str:
-        """Which of them, whatever else lies there."""
         return f"before[{self.earlier.spoken.setdefault(self.at, len(self.earlier.spoken))}]"
 
 

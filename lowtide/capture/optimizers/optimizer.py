@@ -175,7 +175,6 @@ class Shadow:
         return self.begin(draft, seed).run().end()
 
     def begin(self, draft: Draft, seed: int) -> Stepping:
-        """Declare what a step reads."""
         scalars = Scalars(draft, seed)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
@@ -282,7 +281,6 @@ class Stepping:
         return update, replace(shadow, state=state, settings={**shadow.settings, **settings}, contents=changes.contents)
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """The real ones, in the optimizer's order."""
         real = {id(fake): parameter for parameter, fake in self.shadow.fakes.items()}
         for group in self.twins.param_groups:
             yield from (real[id(fake)] for fake in group["params"])

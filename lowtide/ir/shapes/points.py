@@ -142,7 +142,6 @@ def at(graph: Graph, point: Mapping[str, int]) -> Graph:
 
 
 def at_points(points: Iterable[Mapping[str, int]]) -> list[AtPoint]:
-    """For graphs at several points."""
     symbolic: dict[Graph, tuple[sympy.Expr, ...]] = {}
     return [AtPoint(point, symbolic) for point in points]
 

@@ -126,7 +126,6 @@ def graph_bytes(graph: Graph) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """To where the next copy begins."""
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
