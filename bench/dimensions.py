@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import lowtide.kernels  # noqa: F401  makes lowtide's own operators known to torch
+import lowtide.kernels.operators  # noqa: F401  makes lowtide's own operators known to torch
 from bench import models
 from bench.closed_axes import reason
 from bench.coverage.subject import scalar_loss

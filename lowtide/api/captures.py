@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,8 +58,10 @@ class BelievedKernels(KnownKernels):
         self._thoughts.append((Call(node), thought))  # without what came before, which may hold on to fakes
         return None
 
-    def rightly(self) -> bool:
-        """Whether all that was believed is so; waits for the trials."""
+    def rightly(self, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        """Whether all that was believed is so; waits for the trials, and does something else `meanwhile`."""
+        if self._thoughts:
+            meanwhile()
         return not any(differ(thought, real) for call, thought in self._thoughts if (real := self.laboratory.results(call)) is not None)
 
 
@@ -79,6 +81,7 @@ class Captures:
     machine: Device | None = None  # that is simulated: it answers for a GPU that is not here
     latest: bool = False  # of an optimizer's programs the last one alone is captured
     numbers: dict[tuple[int, str], list[Position]] = field(default_factory=dict)  # a place as often as another one lay there
+    meanwhile: Callable[[], object] = lambda: None  # what can be done while trials are waited for
 
     @property
     def caller(self) -> Caller:
@@ -145,7 +148,7 @@ class Captures:
             believed = BelievedKernels(laboratory)
             try:
                 captured = self._settled(given, believed)
-                if believed.rightly():
+                if believed.rightly(self.meanwhile):
                     return captured
             except CaptureError:
                 if believed.rightly():

@@ -69,7 +69,6 @@ def workload_of(function: Callable[[], Any]) -> Workload:
 
 
 def eager_step(workload: Workload) -> Callable[[], Any]:
-    """The plain loop's body on a workload."""
     args, kwargs = positional_and_keyword(workload.batch)
     model, loss, optimizer = workload.model, workload.loss, workload.optimizer
     if loss is None or optimizer is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lowtide.api.arguments import detached
@@ -35,7 +36,7 @@ from lowtide.planning.machine import Machine
 from lowtide.planning.planner import Planner
 from lowtide.planning.replan import SavedStep, as_saved
 from lowtide.planning.request import Budget, Limit, Request
-from lowtide.planning.warm_up import compile_ahead, warm_up_planning
+from lowtide.planning.warm_up import compile_ahead, load_ahead, warm_up_planning
 from lowtide.regions.compilation import times_ns
 from lowtide.regions.inductor import begun_ahead
 from lowtide.remat.sweep import Sweep
@@ -140,10 +141,13 @@ class StepMaker:
 
         Raises FormatError where it has to be `as_saved` and is not.
         """
+        capturing = self.capturing
         if self.saved is None:
             compile_ahead(self.settings.solver, limited=self._is_limited)
+            capturing = replace(capturing, meanwhile=partial(load_ahead, self.settings.solver, limited=self._is_limited))
         with self._compiling_ahead(), self.machine.laboratory(self.capturing.trains) as laboratory:
-            captured, premises = self.peers.together(lambda: self.capturing.as_it_is(args, kwargs, laboratory))
+            laboratory.expect(self.machine.device)
+            captured, premises = self.peers.together(lambda: capturing.as_it_is(args, kwargs, laboratory))
             compare_programs(self.peers, captured)
             if as_saved and self.saved is not None and not any(map(self._saved_for, captured)):
                 raise self.saved.refusal(self.machine.provenance(captured[-1]))  # before anything is measured

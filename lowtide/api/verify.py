@@ -21,7 +21,7 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.symbolic import symbolic_problem
 from lowtide.ir.graph import Arg, Atom, Graph, Node, Value
 from lowtide.ir.operators.nodes import is_random
-from lowtide.kernels.layers import draws_apart
+from lowtide.kernels.draws import draws_apart
 from lowtide.lower.python import lower
 from lowtide.plan.contents import Decision
 

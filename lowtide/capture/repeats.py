@@ -25,8 +25,6 @@ from lowtide.ir.operators.row import Draws
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What a call came to."""
-
     layouts: tuple[ResultLayout, ...]  # of its results; of what `form` gives, where there is one
     form: OpOverload | None  # that makes anew what the operator writes into memory of the step's
 

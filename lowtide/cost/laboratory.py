@@ -101,6 +101,12 @@ class Laboratory:
         self.keep()
         self._tell()
 
+    def expect(self, device: str) -> None:
+        """Where no call on the host is known yet, start the process that tries them while the caller goes on."""
+        if self._tries and not trial.on_gpu(device) and not self._shelf(device).levels:
+            self._behind = self._behind or ThreadPoolExecutor(1, "lowtide-trials")
+            self._ahead[""] = self._behind.submit(self._trials.begin)
+
     def begin(self, call: Call) -> bool:
         """Have a call tried while the caller goes on, if it is not known yet; whether that is so. Not in the caller's own process."""
         shelf = self._shelf(call.device)

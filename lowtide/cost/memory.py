@@ -38,8 +38,6 @@ class Lifetimes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What an order costs, step by step."""
-
     footprint_bytes: Bytes  # [n] by step, with what is resident
     reuses: Ints  # [n] by node: the caller's index of the candidate whose memory it takes over (in `Node.inplace`), or -1
     lifetimes: Lifetimes

@@ -23,7 +23,7 @@ def operator(name: str) -> OpOverload:
         raise FormatError(f"expected an operator's name such as 'aten.add.Tensor', got {name!r}")
     namespace, base, overload = name.split(".")
     if namespace == "lowtide":
-        import_module("lowtide.kernels")  # which defines them, and takes as much memory as a network
+        import_module("lowtide.kernels.operators")  # which defines them
     try:
         resolved: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError as error:

@@ -30,7 +30,7 @@ from lowtide.cost.operators import atom, dtype_name, of_torch, operator
 from lowtide.cost.profiler import device_name, measure_memory_of_each
 from lowtide.ir.result_specs import pieces_of
 from lowtide.ir.sizes import reach
-from lowtide.kernels.layers import draws_apart
+from lowtide.kernels.draws import draws_apart
 
 _LACKING = ("not enough memory", "Cannot allocate memory")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -217,6 +218,12 @@ class Trials:
         self._apart: TrialProcess | None = None
         self._ends = 0
         self._given_up = ""  # why there is no process any more
+
+    def begin(self) -> dict[str, Any]:
+        """Start the process, where that can be done, before anything is asked of it."""
+        with suppress(WorkerExitedError):  # whoever asks hears of it
+            self._process()
+        return {}
 
     def is_inside(self, device: str) -> bool:
         """Whether recipes for a device are tried in this process."""

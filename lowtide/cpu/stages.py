@@ -113,8 +113,6 @@ class Winograd(_OneInput):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pad(_OneInput):
-    """Zeros put around an image."""
-
     a: Layout
     padding: tuple[int, int]
     out: Layout

@@ -23,7 +23,7 @@ from lowtide.cpu.regions import is_given_norm, is_known
 from lowtide.cpu.stages import Epilogue, KernelStage, Map, Operand
 from lowtide.errors import of_kind, there
 from lowtide.ir.graph import Graph, Node, Value
-from lowtide.ir.sizes import reach
+from lowtide.ir.sizes import contiguous_stride, reach
 
 _MOST = 24  # operators of a chain: more keep too much in registers
 
@@ -298,7 +298,7 @@ class Staging:
         shape = _ints(value.shape)
         layout = fresh(value.name, shape)
         flat = self.pack(Plain(value, 1, prod(shape), stepped(prod(shape))))
-        self.stages.append(Map((flat,), (_contiguous_stride(shape),), (), "x0", layout))
+        self.stages.append(Map((flat,), (contiguous_stride(shape),), (), "x0", layout))
         return layout
 
     def _map(self, node: Node) -> None:
@@ -341,7 +341,7 @@ class Staging:
         own = _ints(value.shape)
         flat = self.pack(Plain(value, 1, prod(own), stepped(prod(own))))
         lacking = len(shape) - len(own)
-        stride = tuple(0 if size == 1 else step for size, step in zip(own, _contiguous_stride(own), strict=True))
+        stride = tuple(0 if size == 1 else step for size, step in zip(own, contiguous_stride(own), strict=True))
         return flat, (0,) * lacking + stride
 
     def _for_clone(self, result: Value) -> Layout:
@@ -387,12 +387,8 @@ def _of_argument(value: Value, position: int) -> Layout:
     return Layout(Buffer(value.name, reach(shape, stride), position), shape, stride)
 
 
-def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
-
-
 def _contiguous(name: str, shape: tuple[int, ...]) -> Layout:
-    return Layout(Buffer(name, prod(shape)), shape, _contiguous_stride(shape))
+    return Layout(Buffer(name, prod(shape)), shape, contiguous_stride(shape))
 
 
 def _span(layout: Layout) -> int:

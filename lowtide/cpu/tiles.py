@@ -25,8 +25,6 @@ _REMEMBERED = 4096  # answers: layers of one shape are many, and networks made a
 
 
 class Tile(NamedTuple):
-    """Rows by vectors."""
-
     rows: int
     vectors: int
 

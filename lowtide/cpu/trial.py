@@ -60,8 +60,6 @@ _Stage: TypeAlias = Product | Convolution | Windows
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A cache, or memory."""
-
     nbytes: int
     bytes_per_us: float
 

@@ -39,8 +39,6 @@ class CutOption:
 
 @dataclass(frozen=True, slots=True)
 class CutChoice:
-    """What was found for a limit."""
-
     cuts: tuple[Cut, ...]
     macs: int
     needs_bytes: int  # by bytes alive in the network's order

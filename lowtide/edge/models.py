@@ -31,7 +31,6 @@ _CARRIED = {
 
 
 def engine_at_hand() -> Engine:
-    """What computes operators where nothing is said."""
     return "onnxruntime" if find_spec("onnxruntime") is not None else "reference"
 
 

@@ -51,8 +51,6 @@ class EdgeAnswer:
 
 @dataclass(frozen=True)
 class EdgeRequest:
-    """A graph and what it may use."""
-
     graph: EdgeGraph
     problem: EdgeProblem
     macs_per_s: float | None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lowtide.ir.graph import Node, Value
-from lowtide.ir.shapes.polynomial import normal
 from lowtide.ir.sizes import ITEM_BYTES, Size, product
 
 _DTYPES = ITEM_BYTES.keys() - {"scalar"}
@@ -64,6 +63,8 @@ def same_strides(shape: Sequence[int], one: Sequence[int], two: Sequence[int]) -
 
 def is_gapless(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
     """Whether elements lie one behind the other, each once, in whatever order of the dimensions."""
+    from lowtide.ir.shapes.polynomial import normal  # with sympy, which processes that try operators do without
+
     left, step = [(extent, each) for extent, each in zip(shape, stride, strict=True) if extent != 1], product(())
     while left:
         run = next((pair for pair in left if pair[1] == step), None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import sympy
+if TYPE_CHECKING:  # processes that know of numbers alone start sooner without it
+    import sympy
 
 Size: TypeAlias = "int | sympy.Expr"
 

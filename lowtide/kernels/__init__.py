@@ -1,6 +1,6 @@
 """Operators of lowtide's own, that rewrites and captures write into graphs.
 
-Whoever resolves the names of operators imports this room, so that torch knows `lowtide::...`.
+Whoever resolves the names of operators imports `kernels.operators`, so that torch knows `lowtide::...`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,6 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
-
-from lowtide.kernels import bits, data_shapes, layers, optimizers, parts
-
-__all__ = ["bits", "data_shapes", "layers", "made_of", "optimizers", "parts"]
 
 
 @cache

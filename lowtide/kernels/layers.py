@@ -25,9 +25,7 @@ them where it would: within a layer that one of their numbers makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.base.kernels import SWITCHED_OFF, kernel
+from lowtide.kernels.draws import OF_ATEN, STATES
 from lowtide.kernels.library import LIBRARY, define
 
 _NUMBERS = (torch.float32, torch.float64)  # what kernels can compute with
@@ -275,19 +274,15 @@ define(f"cudnn_batch_norm(Tensor input, Tensor weight, Tensor? bias, {_RUNNING})
 _ATEN = torch.ops.aten
 
 
-_OF_ATEN: dict[torch.device, torch.Tensor] = {}  # states that layers have used: their gradients are told which, and draw nothing
-_states: ContextVar[dict[torch.device, torch.Tensor]] = ContextVar("states", default=_OF_ATEN)
-
-
 def cudnn_rnn(*args: Any) -> Any:
     """The layers, with the state that ATen has for them now."""
-    states, device, dropout = _states.get(), args[0].device, args[11]
+    states, device, dropout = STATES.get(), args[0].device, args[11]
 
     def run(given: tuple[Any, ...]) -> Any:
         states[device] = given[15]
         return _ATEN._cudnn_rnn.default(*args[:15], given[15])
 
-    if states is not _OF_ATEN:
+    if states is not OF_ATEN:
         if device not in states:
             states[device] = _ATEN._cudnn_init_dropout_state(dropout, True, 0, dtype=torch.uint8, device=device)
         return run((*args[:15], states[device]))
@@ -301,7 +296,7 @@ def cudnn_rnn(*args: Any) -> Any:
 
 def cudnn_rnn_backward(*args: Any) -> Any:
     """Their gradient. Raises RuntimeError where they have not run, as where `verify` computes in double what follows them."""
-    if (state := _states.get().get(args[0].device)) is None:
+    if (state := STATES.get().get(args[0].device)) is None:
         raise RuntimeError("what recurrent layers of cuDNN with dropout keep for their gradient is of their own precision")
     return _ATEN._cudnn_rnn_backward.default(*args[:19], state, *args[20:])
 
@@ -323,26 +318,3 @@ class InPlaceOfLayers(TorchDispatchMode):
 for _kernel in (cudnn_rnn, cudnn_rnn_backward):
     define(str(getattr(_ATEN, f"_{_kernel.__name__}").default._schema).removeprefix("aten::_"), _kernel)
 torch.library.register_fake("lowtide::cudnn_rnn", _ATEN._cudnn_rnn.default, lib=LIBRARY)
-
-
-@contextmanager
-def draws_apart(devices: Iterable[str]) -> Iterator[None]:
-    """What is drawn inside is drawn nowhere else: generators go on as if it had not been, and cuDNN has states of this time alone.
-
-    On a GPU a generator is given another state in the place of its own, as CUDA graphs do: where one is put back, as by `fork_rng`, ATen
-    makes cuDNN's state anew, and the caller's layers drop something else from then on.
-    """
-    on_gpu = [torch.device(each) for each in devices if each.startswith("cuda")]
-    if on_gpu:
-        torch.cuda.init()
-    generators = [torch.cuda.default_generators[torch.cuda.current_device() if each.index is None else each.index] for each in on_gpu]
-    before, token = [each.graphsafe_get_state() for each in generators], _states.set({})
-    try:
-        for generator, state in zip(generators, before, strict=True):
-            generator.graphsafe_set_state(state.clone_state())
-        with torch.random.fork_rng([]):
-            yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.graphsafe_set_state(state)
-        _states.reset(token)

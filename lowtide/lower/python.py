@@ -79,8 +79,6 @@ CALLED = ("divided", "whole")  # of `ir.shapes.points`, by the text of a size
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a program's head says of sizes."""
-
     names: Mapping[Size, str]  # by expression, its variable
     lines: tuple[str, ...]  # that set the variables, in the step, after its inputs have theirs
     called: tuple[str, ...]  # of `CALLED`: what the program has to import

@@ -58,8 +58,6 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRegion:
-    """What runs a node of `fuse.region`."""
-
     name: str  # of its first result
     kernels: tuple[Kernel, ...]  # in the order in which they run
     arena_bytes: int  # that lies between kernels

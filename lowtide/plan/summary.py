@@ -188,6 +188,7 @@ _LEAST_SHARE = 1e-3  # share of the time from which on a rest is told
 
 def summarize(plan: Contents) -> str:
     """The summary of a plan; peaks include what the caller holds throughout."""
+    measured = "not yet" if plan.measured_peak_bytes is None else bytes_text(plan.measured_peak_bytes)
     rows = [
         ("", "eager", "lowtide", ""),
         (
@@ -196,7 +197,7 @@ def summarize(plan: Contents) -> str:
             bytes_text(plan.peak_bytes),
             less_text(plan.peak_bytes, plan.eager_peak_bytes),
         ),
-        ("measured peak", "", _measured(plan), ""),
+        ("measured peak", "", measured, ""),
         *_on_device(plan),
         ("  of which the caller's own", bytes_text(plan.resident_bytes), bytes_text(plan.resident_bytes), ""),
         ("no order needs less than", "", bytes_text(plan.lower_bound_bytes), _gap(plan)),
@@ -304,10 +305,6 @@ def _costs(evictions: Sequence[Eviction]) -> str:
     store_us, load_us = sum(each.store_us for each in evictions), sum(each.load_us for each in evictions)
     parts = [f"{runs} run again, {time_text(sum(eviction.run_us for eviction in evictions))}"] if runs or not stored else []
     return ", ".join([*parts, *([f"{stored} stored, {time_text(store_us)} to the host and {time_text(load_us)} back"] if stored else [])])
-
-
-def _measured(plan: Contents) -> str:
-    return "not yet" if plan.measured_peak_bytes is None else bytes_text(plan.measured_peak_bytes)
 
 
 def _on_device(plan: Contents) -> list[tuple[str, str, str, str]]:

@@ -63,6 +63,12 @@ def warm_up_planning(solver: Solver, *, limited: bool) -> None:
         _LOGGER.warning(_ENDS)
 
 
+def load_ahead(solver: Solver, *, limited: bool) -> None:
+    """The same where nothing has to be compiled, while something else is waited for."""
+    if is_at_hand(search) and is_at_hand(go_through) and not _BESIDE.is_running:
+        warm_up_planning(solver, limited=limited)
+
+
 def compile_beside(limited: bool) -> None:
     """What the other process compiles: all but the exact engine, which takes as long as all the rest."""
     warm_up(Beam())

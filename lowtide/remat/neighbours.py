@@ -32,8 +32,6 @@ _STORE_FACTORS = (0.0, 0.3, 3.0, 100.0)  # of its worth where something to store
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Rules and neighbours, drawn at random."""
-
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def rules(self, problem: RematProblem, count: int) -> list[ScoreWeights]:

@@ -36,8 +36,6 @@ _ALONE = 2  # users of a storage that one tensor lies on: that, and who asks
 
 @dataclass(frozen=True)
 class Caller:
-    """A model, and perhaps an optimizer."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer | None = None
     scaler: torch.amp.GradScaler | None = None

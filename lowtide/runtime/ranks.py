@@ -62,8 +62,6 @@ ALONE = SinglePeer()
 
 @dataclass(frozen=True)
 class Peers(SinglePeer):
-    """One process among several."""
-
     main: dist.ProcessGroup  # by which they train
     group: dist.ProcessGroup  # over which they tell one another
     several = True

@@ -1,5 +1,8 @@
 """Trials that are begun ahead tell what they would have told, and end with whoever no longer wants to know."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -55,6 +58,39 @@ def test_what_fails_ahead_is_told_once_and_not_begun_again():
 def test_nothing_is_begun_where_nothing_is_tried():
     with Laboratory(remember=False, tries=False) as laboratory:
         assert not laboratory.begin(Call(node("aten.neg.default", 5)))
+
+
+def test_the_process_is_started_at_once_where_nothing_is_known(monkeypatch):
+    begun = []
+    real = Trials.begin
+    monkeypatch.setattr(Trials, "begin", lambda self: begun.append(self) or real(self))
+    call = Call(node("aten.neg.default", 5))
+    for _ in range(2):
+        with Laboratory() as laboratory:
+            laboratory.expect("cuda:0")
+            laboratory.expect("cpu")
+            assert laboratory.results(call) is not None
+    assert len(begun) == 1
+
+
+def test_a_process_that_cannot_be_started_is_told_by_whoever_asks(monkeypatch):
+    def refused():
+        raise trials.WorkerExitedError("it cannot be started")
+
+    trials.trial_process.end()
+    monkeypatch.setattr(trials.trial_process, "_started", refused)
+    laboratory = Laboratory(remember=False)
+    laboratory.expect("cpu")
+    assert laboratory.results(Call(node("aten.neg.default", 5))) is None
+    with pytest.warns(RuntimeWarning, match="it cannot be started"):
+        laboratory.__exit__()
+
+
+def test_processes_that_try_operators_start_without_what_takes_long():
+    """Whoever waits for the first of them waits as much less: sympy and numba take a third of a second each."""
+    code = "import sys, lowtide.cost.trial; sys.exit(str(sorted({'numba', 'sympy', 'transformers'}.intersection(sys.modules))))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.stderr.strip() == "[]"
 
 
 def test_whoever_leaves_with_an_error_waits_for_no_trial(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-import lowtide.kernels  # noqa: F401  makes lowtide's own operators known to torch
+import lowtide.kernels.operators  # noqa: F401  makes lowtide's own operators known to torch
 from lowtide.capture import calls
 from lowtide.ir.graph import Kind, Node, Storage, Value
 from lowtide.ir.operators.nodes import ROWS, functional_base, repeatable, row_of, writes_in_place

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lowtide.kernels  # noqa: F401  makes the operators known to torch
+import lowtide.kernels.operators  # noqa: F401  makes the operators known to torch
 from lowtide.kernels import bits as module
 from tests.graph_runs import ODD, same_bits
 

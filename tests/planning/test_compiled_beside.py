@@ -47,3 +47,16 @@ def test_who_waits_hears_when_kernels_are_compiled(
     monkeypatch.setattr(warm_up, "is_at_hand", lambda _: True)
     warm_up.warm_up_planning(Auto(), limited=True)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("at_hand", "running"), [(True, False), (False, False), (True, True)])
+def test_kernels_are_loaded_ahead_only_where_none_has_to_be_compiled(at_hand: bool, running: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Beside(warm_up._Beside):
+        is_running = running
+
+    loaded: list[object] = []
+    monkeypatch.setattr(warm_up, "_BESIDE", Beside())
+    monkeypatch.setattr(warm_up, "is_at_hand", lambda _: at_hand)
+    monkeypatch.setattr(warm_up, "warm_up_planning", lambda solver, *, limited: loaded.append((solver, limited)))
+    warm_up.load_ahead(Auto(), limited=True)
+    assert loaded == ([(Auto(), True)] if at_hand and not running else [])

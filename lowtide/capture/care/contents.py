@@ -341,7 +341,6 @@ class WrittenAttributes:
         self._before.setdefault((id(item), name), (item, before))
 
     def of_users(self) -> list[tuple[Any, str]]:
-        """Those of objects of the user's."""
         return [(item, name) for (_, name), (item, _) in self._before.items() if is_written_by_user(type(item))]
 
     def put_back(self, item: Any, name: str) -> None:

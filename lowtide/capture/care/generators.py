@@ -112,7 +112,6 @@ def _of_python() -> list[tuple[Any, str]]:
 
 
 def numpys_functions() -> list[str]:
-    """The names of those that draw."""
     legacy = np.random.mtrand._rand
     names = [name for name, item in vars(np.random).items() if getattr(bare(item), "__self__", None) is legacy]
     return [name for name in names if name not in ("get_state", "set_state", "seed")]

@@ -34,8 +34,6 @@ def _is_machinery(module: str) -> bool:
 
 
 class BatchCounts:
-    """Counts that were read, by their stand-ins."""
-
     def __init__(self) -> None:
         self._random = random.Random(0)
         self._count_of: dict[float, Value] = {}  # by one over the stand-in

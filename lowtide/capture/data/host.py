@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-import lowtide.kernels  # noqa: F401  (defines lowtide::truncated_normal)
+import lowtide.kernels.operators  # noqa: F401  (defines lowtide::truncated_normal)
 from lowtide.capture.calls import why_unread
 from lowtide.capture.care.turns import all_replaced, listed, replaced
 from lowtide.capture.data.batch_counts import is_count_of_batches

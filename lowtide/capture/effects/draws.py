@@ -162,8 +162,6 @@ def _same(item: Any) -> Any:
 
 
 class DrawRecorder:
-    """Notes what a program under capture draws."""
-
     def __init__(self, earlier: EarlierNumbers, refusals: list[Any]) -> None:
         self.draws, self._earlier, self._refusals = HostDraws(), earlier, refusals
         self.tensors: dict[int, Sum] = {}  # where arrays are found that stand as these tensors, by id

@@ -36,7 +36,6 @@ class PlaceSearch:
     show: Callable[[nn.Module, dict[str, Any]], None]  # a module: what is put there is there for this thread alone
 
     def walk(self, waiting: collections.deque[Any]) -> None:
-        """Puts stand-ins everywhere that these lead to."""
         met: set[int] = set()
         tabled: set[int] = set()
         undo, is_chosen = self.undo, self.is_chosen

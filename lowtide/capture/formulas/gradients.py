@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
+import lowtide.kernels.operators  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.calls import resolve
 from lowtide.capture.care.turns import during
 from lowtide.capture.draft import Draft

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
-import lowtide.kernels  # noqa: F401  (defines lowtide::masked_sum)
+import lowtide.kernels.operators  # noqa: F401  (defines lowtide::masked_sum)
 from lowtide.capture.formulas.dispatch import before_autocast, calling_formulas, formula, wants_gradient
 from lowtide.capture.sizes.symbols import multiplied
 from lowtide.capture.sources import users_line

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import sympy
-
 from lowtide.errors import ShapeError
 
 _LIMIT = 10**18
@@ -86,6 +84,8 @@ class Dimension:
     @property
     def symbol(self) -> Any:
         """The dimension in an expression: an integer of 0 or more, as one that is read from text."""
+        import sympy  # takes a third of a second, and most programs have no dimensions
+
         return sympy.Symbol(self.name, integer=True, nonnegative=True)
 
     def __str__(self) -> str:

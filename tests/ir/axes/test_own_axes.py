@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import lowtide.kernels  # noqa: F401  its operators
+import lowtide.kernels.operators  # noqa: F401  its operators
 from bench.parts import call, wrong_axes
 from lowtide.ir.operators.nodes import axes_of
 
