@@ -13,6 +13,8 @@ from lowtide.capture.optimizers.alike import Few
 from lowtide.capture.optimizers.derived_numbers import Branch
 from lowtide.capture.program import TrainingProgram, capture_training
 from lowtide.capture.trace import CapturedStep, Given
+from lowtide.cost.presets import preset
+from lowtide.cuda.absent import standing_in
 from lowtide.errors import CaptureError
 from lowtide.ir.text.graph_text import to_text
 from lowtide.kernels.optimizers import Optimizers
@@ -84,10 +86,13 @@ def _fact(fact: Any) -> Any:
 
 
 def captures(model: nn.Module, optimizer: torch.optim.Optimizer, after: Any = None) -> Any:
-    given = Given((torch.randn(2, 8),), {}, torch.device("cpu"))
+    """Of a model on the meta device as on a GPU."""
+    on_meta = model.head.weight.is_meta
+    given = Given((torch.randn(2, 8, device="meta" if on_meta else "cpu"),), {}, torch.device("cuda" if on_meta else "cpu"))
     training = TrainingProgram(model, lambda model, values: model(values).sum(), optimizer, after)
     try:
-        return [said(step) for step in capture_training(training, given)]
+        with standing_in(given.device, preset("h100") if on_meta else None):
+            return [said(step) for step in capture_training(training, given)]
     except CaptureError as error:
         return type(error), str(error)
 
@@ -122,6 +127,38 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Any:
             return short, captures(*program_parts), ended[0]
 
     return both
+
+
+class Wide(Net):
+    """Some parameters are small enough for a device to update them in one call, others not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList([nn.Linear(8, 4096) for _ in range(6)])
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return super().forward(values).sum() + sum(layer(values).square().sum() for layer in self.wide)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_calls_over_lists_on_a_device_are_made_of_a_few_tensors_too(both, name, grouped):
+    with torch.device("meta"):
+        model = Wide()
+    optimizer = OPTIMIZERS[name](in_groups(model) if grouped else model.parameters())
+    short, long, copied = both(model, optimizer)
+    assert unlike(short, long) == []
+    as_on_a_cpu = {"Adagrad": 0, "ASGD": 1, "Adafactor": 2 if grouped else 0}  # what adds numbers to lists, or reads several
+    assert copied == as_on_a_cpu.get(name, len(long))
+
+
+def test_a_device_updates_small_parameters_in_one_call_and_large_ones_by_themselves(both):
+    with torch.device("meta"):
+        model = Wide()
+    short, long, _ = both(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    assert unlike(short, long) == []
+    lengths = [line.count(",") for line in short[-1]["graph"].splitlines() if "_foreach_mul_" in line]
+    assert len({*lengths}) > 1
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:

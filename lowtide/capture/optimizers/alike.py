@@ -2,6 +2,7 @@
 
 An optimizer of torch's own does the same to all parameters that look alike, and layers repeat themselves. So it is recorded for the
 first and the last parameter of each look. For those between, the nodes of the first are made again with other values in their places.
+A call over lists, by which a device updates small parameters, is made again over longer ones.
 
 What comes out is what a recording of all gives: the same nodes in the same order, the same names, the same ends of what eager holds.
 """
@@ -9,10 +10,11 @@ What comes out is what a recording of all gives: the same nodes in the same orde
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, islice
+from functools import cached_property, partial
+from itertools import accumulate, chain, islice
 from typing import Any, TypeAlias
 
 import torch
@@ -20,13 +22,15 @@ import torch
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.scalars import Fact, Guard
 from lowtide.errors import LowtideError
-from lowtide.ir.graph import Node, Slot, Storage, Value, with_values
+from lowtide.ir.graph import Node, Slot, Storage, Value, values_of, with_values
 
 LEAST_COPIES = 8  # that are worth it
+_OVER_LISTS = ("aten._foreach_", "aten._fused_")
 _COUNT = re.compile(r"_\d+$")
 
 Values: TypeAlias = "dict[Value, Value]"  # of a copy, by those of what was recorded
-_Pass: TypeAlias = "dict[torch.Tensor, list[Node]]"  # a loop over parameters: what is done to each, in their order
+_Owner: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"  # a parameter, or by position those in the lists of a call
+_Pass: TypeAlias = "dict[_Owner, list[Node]]"  # a loop over parameters: what is done to each, in their order; or one call over lists
 
 
 class NotAlikeError(LowtideError):
@@ -89,14 +93,30 @@ class SampleGraph:
     bound: Mapping[torch.Tensor, Sequence[Value]]  # by parameter: it, its gradient and its state, before the step
     kept: Mapping[Value, torch.Tensor]  # new state, and the parameter that it is of
 
+    @property
+    def owners(self) -> dict[Node, _Owner | None]:
+        """What each node is for; None where that is nothing alone. Raises NotAlikeError."""
+        return self._owners[0]
+
+    @property
+    def owner_of(self) -> dict[Value, torch.Tensor]:
+        """The parameter that each value is of."""
+        return self._owners[1]
+
     @cached_property
-    def owners(self) -> dict[Node, torch.Tensor | None]:
-        """The parameter that each node is for; None where it is for several. Raises NotAlikeError."""
+    def _owners(self) -> tuple[dict[Node, _Owner | None], dict[Value, torch.Tensor]]:
         nodes = self.draft.nodes[self.since :]
-        owners = self._read_by(nodes, {})
+        owners, _ = self._read_by(nodes, {})
         users: dict[Value, dict[int, torch.Tensor]] = {value: {id(parameter): parameter} for value, parameter in self.kept.items()}
         for node in reversed(nodes):
-            if (owner := owners[node]) is not None:
+            with suppress(NotAlikeError):  # counts in lists, that begin at zero
+                if owners[node] is None and len(places := _places(node)) > 1:
+                    owners[node] = self._together([dict(chain(*(users.get(each, {}).items() for each in made))) for _, made in places])
+            if isinstance(owner := owners[node], tuple):
+                for value, which in _read_in_lists(node, owner):
+                    users.setdefault(value, {}).update({id(each): each for each in which})
+                continue
+            if owner is not None:
                 who = {id(owner): owner}
             else:
                 who = {key: each for value in node.results for key, each in users.get(value, {}).items()}
@@ -106,39 +126,88 @@ class SampleGraph:
                 users.setdefault(value, {}).update(who)
         return self._read_by(nodes, owners)
 
-    def _read_by(self, nodes: Sequence[Node], known: Mapping[Node, torch.Tensor | None]) -> dict[Node, torch.Tensor | None]:
-        """The parameter that each node reads something of, or is known to be for."""
+    def _read_by(
+        self, nodes: Sequence[Node], known: Mapping[Node, _Owner | None]
+    ) -> tuple[dict[Node, _Owner | None], dict[Value, torch.Tensor]]:
+        """What each node reads something of, or is known to be for; and whose each value is."""
         owner_of = {value: parameter for parameter, values in self.bound.items() for value in values}
-        owners: dict[Node, torch.Tensor | None] = {}
+        owners: dict[Node, _Owner | None] = {}
         for node in nodes:
             who = {id(owner_of[value]): owner_of[value] for value in node.inputs if value in owner_of}
-            if (owner := known.get(node)) is not None:
+            if (owner := known.get(node)) is not None and not isinstance(owner, tuple):
                 who[id(owner)] = owner
-            if len(who) > 1 or node.after or node.body is not None:
+            if node.after or node.body is not None:
                 raise NotAlikeError
-            owners[node] = owner = next(iter(who.values()), None)
-            if owner is not None:
-                owner_of.update(dict.fromkeys(node.results, owner))
-        return owners
+            if len(who) > 1:
+                places = _places(node)
+                together = self._together([{id(owner_of[each]): owner_of[each] for each in read if each in owner_of} for read, _ in places])
+                owner_of.update((each, owner) for owner, (_, made) in zip(together, places, strict=True) for each in made)
+                owners[node] = together
+                continue
+            owners[node] = one = next(iter(who.values()), None)
+            if one is not None:
+                owner_of.update(dict.fromkeys(node.results, one))
+        return owners, owner_of
+
+    def _together(self, whose: Sequence[Mapping[int, torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+        """By position in the lists of a call, whose the tensors there are. Raises NotAlikeError unless they are one each, in order."""
+        together = tuple(owner for each in whose for owner in each.values())
+        turns = {id(parameter): number for number, parameter in enumerate(self.few.first)}
+        numbers = [turns[id(each)] for each in together]
+        in_order = numbers == sorted({*numbers}) and len({self.few.group[each] for each in together}) == 1
+        if not in_order or any(len(each) != 1 for each in whose):
+            raise NotAlikeError
+        return together
 
     @cached_property
     def passes(self) -> list[_Pass]:
         """The nodes as they were recorded: loops over parameters, one after the other. What is for several comes where it is first used."""
         turns = {parameter: number for number, parameter in enumerate(self.few.first)}
         passes: list[_Pass] = []
-        last: torch.Tensor | None = None
+        last: _Owner | None = None
         shared = list[Node]()
         for node, owner in self.owners.items():
             if owner is None:
                 shared.append(node)
                 continue
-            if last is None or turns[owner] < turns[last] or self.few.group[owner] != self.few.group[last]:
+            if (
+                last is None
+                or isinstance(last, tuple)
+                or isinstance(owner, tuple)
+                or turns[owner] < turns[last]
+                or self.few.group[owner] != self.few.group[last]
+            ):
                 passes.append({})
             passes[-1].setdefault(owner, []).extend((*shared, node))
             last, shared = owner, []
         if shared:
             raise NotAlikeError
         return passes
+
+
+def _places(node: Node) -> list[tuple[list[Value], list[Value]]]:
+    """By position in the lists of a call, what is read there and what is made. Raises NotAlikeError for any other call."""
+    lists = [item for item in node.args if isinstance(item, tuple) and item]
+    if not node.op.startswith(_OVER_LISTS) or not lists or len({*map(len, lists)}) > 1 or node.inplace:
+        raise NotAlikeError
+    read, made = [values_of(entries) for entries in zip(*lists, strict=True)], list[list[Value]]()
+    for at in range(len(read)):
+        written = node.writes[at :: len(read)]
+        made.append([*(after for _, after in written), *filter(None, node.outputs[at : at + 1])])
+        if not all(before in read[at] for before, _ in written):
+            raise NotAlikeError
+    if (node.outputs and len(node.outputs) != len(read)) or sum(map(len, made)) != len(node.results):
+        raise NotAlikeError
+    return [*zip(read, made, strict=True)]
+
+
+def _read_in_lists(node: Node, owners: tuple[torch.Tensor, ...]) -> Iterator[tuple[Value, tuple[torch.Tensor, ...]]]:
+    """What a call over lists reads, and for whom: for all, where it is in no list."""
+    for item in (*node.args, *(item for _, item in node.kwargs)):
+        if isinstance(item, tuple) and item:
+            yield from ((value, (owner,)) for entry, owner in zip(item, owners, strict=True) for value in values_of(entry))
+        else:
+            yield from ((value, owners) for value in values_of(item))
 
 
 class NodeCopies:
@@ -163,7 +232,8 @@ class NodeCopies:
         self._of_several: dict[Node, Node] = {}
         for segments in recording.passes:
             self._made.append({})
-            for each, first in self._first.items():
+            together = [(each, each) for each in segments if isinstance(each, tuple)]
+            for each, first in together or self._first.items():
                 if first in segments:
                     copies = [self._copied(node, each) for node in segments[first]]
                     self._made[-1][each] = [
@@ -175,15 +245,14 @@ class NodeCopies:
         """The values of a parameter's copy, and those of several, by what was recorded."""
         return {**self._shared, **self._values[parameter]}
 
-    def _copied(self, node: Node, parameter: torch.Tensor) -> Node:
+    def _copied(self, node: Node, owner: _Owner) -> Node:
         if node in self._of_several:
             return self._of_several[node]
         several = self._recording.owners[node] is None
-        values, storages = (self._shared, self._shared_storages) if several else (self._values[parameter], self._storages[parameter])
-
-        def new(value: Value) -> Value:
-            return values.get(value) or self._shared.get(value, value)
-
+        if isinstance(owner, tuple) and not several:
+            return self._copied_over_lists(node, owner)
+        values, storages = (self._shared, self._shared_storages) if several else (self._values[owner], self._storages[owner])
+        new = partial(self._new, values)
         for value in node.inputs:
             if new(value) is value:
                 storages.setdefault(value.storage, value.storage)
@@ -196,6 +265,31 @@ class NodeCopies:
         if several:
             self._of_several[node] = copy
         return copy
+
+    def _copied_over_lists(self, node: Node, owners: tuple[torch.Tensor, ...]) -> Node:
+        at = {id(owner): position for position, owner in enumerate(owners)}
+        every = [(self._values[each], self._storages[each], at[id(first)]) for each, first in self._first.items() if id(first) in at]
+
+        def of_all(item: Any) -> Any:
+            if isinstance(item, tuple) and item:
+                return tuple(with_values(item[position], partial(self._new, values)) for values, _, position in every)
+            return with_values(item, partial(self._new, self._shared))
+
+        args, kwargs = tuple(map(of_all, node.args)), tuple((key, of_all(item)) for key, item in node.kwargs)
+        writes = [
+            (self._new(values, pair[0]), self._written(*pair, values))
+            for begin in range(0, len(node.writes), len(owners))
+            for values, _, position in every
+            for pair in (node.writes[begin + position],)
+        ]
+        made = [value for value in node.outputs if value is not None]
+        outputs = [self._made_anew(made[position], values, storages) for values, storages, position in every if made]
+        copy = Node(node.op, args, tuple(outputs), kwargs, tuple(writes), source=node.source)
+        self._draft.nodes.append(copy)
+        return copy
+
+    def _new(self, values: Values, value: Value) -> Value:
+        return values.get(value) or self._shared.get(value, value)
 
     def _written(self, before: Value, after: Value, values: Values) -> Value:
         """The next version of what a node writes."""
@@ -216,7 +310,7 @@ class NodeCopies:
 
     def _note_ends(self) -> None:
         """Where eager lets go of what the step makes: at the node at which it does in the recording."""
-        at: dict[Node, tuple[int, torch.Tensor, int]] = {}  # pass, whose turn, and how many of the parameter's own nodes come before
+        at: dict[Node, tuple[int, _Owner, int]] = {}  # pass, whose turn, and how many of the parameter's own nodes come before
         for number, segments in enumerate(self._recording.passes):
             for owner, nodes in segments.items():
                 own = accumulate((self._recording.owners[node] is not None for node in nodes), initial=-1)
@@ -225,11 +319,11 @@ class NodeCopies:
         turns = [([*segments], [*copies]) for segments, copies in zip(self._recording.passes, self._made, strict=True)]
         positions = [tuple({id(each): number for number, each in enumerate(those)} for those in pair) for pair in turns]
 
-        def end_of(parameter: torch.Tensor, began: int, owner: torch.Tensor, ended: int, then: torch.Tensor, position: int) -> Node:
+        def end_of(parameter: _Owner, began: int, owner: _Owner, ended: int, then: _Owner, position: int) -> Node:
             """The node that is at that position of the turn for a parameter as `then`'s is for the recorded `owner`."""
             (recorded, every), (position_of, position_of_all) = turns[ended], positions[ended]
-            if then is owner:
-                turn = parameter
+            if then is owner or isinstance(then, tuple):
+                turn = parameter if then is owner else then
             elif ended == began and position_of[id(then)] == position_of[id(owner)] + 1:
                 turn = every[position_of_all[id(parameter)] + 1]
             elif then is recorded[-1] or then is recorded[0]:
@@ -241,10 +335,15 @@ class NodeCopies:
             nodes = self._made[ended][turn]
             return nodes[min(position, len(nodes) - 1)]
 
+        owner_of = {value.storage: owner for value, owner in self._recording.owner_of.items()}
         for storage, last in self._recording.draft.last_nodes().items():
             if storage not in makers or last not in at:
                 continue
-            began, owner, _ = at[makers[storage]]
+            began, turn, _ = at[makers[storage]]
+            owner = owner_of.get(storage, turn)
+            if isinstance(owner, tuple):  # a number for all in the lists
+                self._draft.ends.note(self._shared_storages[storage], end_of(owner, began, owner, *at[last]))
+                continue
             for each, first in self._first.items():
                 if first is owner:
                     copy = self._storages[each].get(storage) or self._shared_storages[storage]
