@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -83,4 +85,26 @@ def stored_chain(length):
         np.zeros(n, np.bool_),
         Rows.of([()] * n),
         links,
+    )
+
+
+def layered(count: int, writers: int = 0) -> RematProblem:
+    """A random graph in which each node reads several before it, near and far, so that what goes is dear to make again.
+
+    Behind them so many nodes that write over what one of them reads, and wait for its first run alone.
+    """
+    rng = random.Random(0)
+    reads: list[tuple[int, ...]] = [()]
+    for node in range(1, count):
+        reads.append(tuple({rng.randint(max(0, node - 40), node - 1) for _ in range(rng.randint(2, 6))}))
+    tasks = [Task(str(node), (node,), reads[node]) for node in range(count)]
+    over = [rng.randrange(count) for _ in range(writers)]
+    tasks += [Task(f"over {node}", after=(node,)) for node in over]
+    base = OrderProblem.of([rng.randint(1, 800) for _ in range(count)], tasks)
+    return RematProblem(
+        problem=base,
+        cost_us=np.array([float(rng.randint(1, 1000)) for _ in tasks]),
+        is_view=np.zeros(len(tasks), np.bool_),
+        repeatable=np.arange(len(tasks)) < count,
+        limits=Rows.of([[count + place for place, each in enumerate(over) if each == node] for node in range(len(tasks))]),
     )

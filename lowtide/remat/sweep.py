@@ -12,8 +12,7 @@ and costed, and in the runs that they hold, so that large graphs do not take lon
 All of this is done in rounds of growing effort, none of which depends on when the search is stopped: a search of more states does what one
 of less does, and then more, so that it is never worse. Where something is swapped that holds of whole rounds, as one half of a round goes
 on from what the other has found by then; behind each round limits of the host's memory are searched, too (`remat.host_levels`). A whole
-round ends with local moves (`remat.local_moves`): from the leanest schedule, which go on where eviction finds nothing, from the best one of
-each level, and where the time rises steeply between levels. They are no states.
+round ends with local moves (`remat.refinement`), which go on where eviction finds nothing. They are no states.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice, pairwise, product
+from itertools import count, islice, product
 from typing import TypeAlias
 
 import numpy as np
@@ -36,9 +35,9 @@ from lowtide.remat.archive import Archive, Point, Recipe
 from lowtide.remat.eviction import EvictionAttempt, ScoreWeights, attempt
 from lowtide.remat.guesses import Guesses
 from lowtide.remat.host_levels import HostLevels
-from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.neighbours import RULES, Neighbours
 from lowtide.remat.problem import RematProblem
+from lowtide.remat.refinement import Refinement
 from lowtide.remat.seeds import Seeds
 
 _ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (23_400, 34_000_000))  # states and runs of each; those that follow take twice as much each
@@ -54,11 +53,6 @@ _DEEPER, _FINE = 30, 4  # a share of the states goes on below the smallest limit
 _AT_ONCE = 2  # neighbours are built side by side
 _STALE = 50  # neighbours in a row that were all tried before: a level is done
 _LARGE = 500  # nodes of a problem for which a second thread is worth waking
-_POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
-# Limits between two: so many for each level, but none where so small a share of a level is between, or the time rises by so little of the
-# least; the share of a round for local moves from one schedule, and the levels above whose schedules these go on from. First few limits and
-# many moves at each. Then many limits and few moves, which in the first round would be too few.
-_BETWEEN = ((0.25, 16, 0.0, 150, (0, 1, 2, 4)), (1.0, 32, 0.005, 480, (0, 2, 8)))
 _HEARD_EVERY = 100  # states: whoever listens to a search hears of so many at once
 
 # Called by either thread with the share of the effort that is done, and what was found.
@@ -225,10 +219,8 @@ class _SweepSearch:
         for turn, limit in enumerate(turns):
             self.climb(limit, len(turns) - turn)
         if self.round.is_whole and self.problems[0].links is None:
-            self.go_lower(levels)
-            reached = [limit for limit in levels if self.archive.within(limit) is not None]
-            self.polish(reached)
-            self.refine(reached)
+            effort = self.round.states, self.round.runs
+            Refinement(self.archive, self.before, self.problems, *effort, self.neighbours.random, self.halted).refine(levels)
 
     def plant(self, levels: Sequence[int]) -> None:
         """Schedules planned block by block, as far as a part of the effort goes. With links the other search has them.
@@ -352,57 +344,6 @@ class _SweepSearch:
             if best.time_us <= point.time_us:
                 point = best
 
-    def go_lower(self, levels: Sequence[int]) -> None:
-        """Local moves from the leanest schedule to the levels below, until one is not come by."""
-        for point in self.before.points:
-            self.archive.add(point)
-        for limit in levels:
-            point = self.archive.points[0]
-            if limit < point.peak_bytes and not self.move(point, limit, _REACH):
-                return
-
-    def polish(self, reached: Sequence[int]) -> None:
-        """Local moves at each level that has an answer."""
-        for limit in reached:
-            point = self.archive.within(limit)
-            if point is not None:
-                self.move(point, limit, _POLISHED * len(reached))
-
-    def refine(self, reached: Sequence[int]) -> None:
-        """Local moves at limits halfway between two, where the time rises most from one to the other.
-
-        Near the leanest schedule it rises by tenths from level to level, and so would an answer by where a level happens to lie, or by how
-        times were measured that day. Moves go on from schedules of levels above, too: these are not stuck where those of the limit are.
-        """
-        limits = sorted({*reached, self.archive.points[0].peak_bytes})
-        step = max((above - below for above, below in pairwise(reached)), default=0)  # the last levels lie closer
-        for for_each, narrow, flat, tried, levels_above in _BETWEEN if self.before.points else _BETWEEN[:1]:
-            for _ in range(int(len(reached) * for_each)):
-                times_us = [point.time_us for limit in limits if (point := self.archive.within(limit)) is not None]
-                wide = [at for at in range(1, len(limits)) if limits[at] - limits[at - 1] > step // narrow]
-                at = max(wide, key=lambda at: times_us[at - 1] - times_us[at], default=0)
-                if not wide or times_us[at - 1] - times_us[at] < flat * times_us[-1]:
-                    break
-                limit = (limits[at - 1] + limits[at]) // 2
-                above = [self.archive.within(higher) for higher in (limits[at], *(limit + levels * step for levels in levels_above))]
-                for point in dict.fromkeys(above):
-                    if point is not None:
-                        self.move(point, limit, tried)
-                limits.insert(at, limit)
-
-    def move(self, point: Point, limit: int, share: int) -> bool:
-        """Local moves from a point, as many as take about one in so many parts of the round; whether they kept the limit."""
-        self.archive.out_of_time |= time.monotonic() > self.deadline
-        if self.archive.out_of_time or self.stopped:
-            return False
-        states = min(self.round.states, self.round.runs // len(point.sequence))
-        moves = LocalMoves(states * MOVES_A_STATE // share)
-        known = moves.improved(self.problems[point.problem], point.sequence, limit, self.neighbours.random)
-        if known is None:
-            return False
-        self.see(point.problem, known)
-        return True
-
     def around(self, point: Point) -> list[tuple[int, Recipe]]:
         return [(point.problem, self.neighbours.neighbour(self.problems[point.problem], point)) for _ in range(_AT_ONCE)]
 
@@ -444,7 +385,9 @@ class _SweepSearch:
         return point
 
     def over(self) -> bool:
-        if self.archive.states >= self.round.end_states or self.runs >= self.round.end_runs or self.stopped:
-            return True
+        return self.archive.states >= self.round.end_states or self.runs >= self.round.end_runs or self.halted()
+
+    def halted(self) -> bool:
+        """Whether somebody stopped it, or its time is up."""
         self.archive.out_of_time |= time.monotonic() > self.deadline
-        return self.archive.out_of_time
+        return self.stopped or self.archive.out_of_time

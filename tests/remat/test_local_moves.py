@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -11,17 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lowtide.problems.order import OrderProblem, Rows, Task
 from lowtide.remat.cost import cost_of, price_of, runs_all
 from lowtide.remat.eviction import evict
 from lowtide.remat.local_moves import LocalMoves
 from lowtide.remat.neighbours import RULES
-from lowtide.remat.problem import RematProblem
 from lowtide.remat.sweep import Sweep
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps
 from tests.problems import unhurried
-from tests.sequences import repeating, stored_chain
+from tests.sequences import layered, repeating, stored_chain
 
 
 @settings(unhurried, max_examples=60)
@@ -88,28 +85,6 @@ def test_nothing_runs_again_behind_what_writes_over_what_it_reads() -> None:
             assert all(place < first[each] for each in over)
             repeated += place > first[node]
     assert repeated > 10
-
-
-def layered(count: int, writers: int = 0) -> RematProblem:
-    """A random graph in which each node reads several before it, near and far, so that what goes is dear to make again.
-
-    Behind them so many nodes that write over what one of them reads, and wait for its first run alone.
-    """
-    rng = random.Random(0)
-    reads: list[tuple[int, ...]] = [()]
-    for node in range(1, count):
-        reads.append(tuple({rng.randint(max(0, node - 40), node - 1) for _ in range(rng.randint(2, 6))}))
-    tasks = [Task(str(node), (node,), reads[node]) for node in range(count)]
-    over = [rng.randrange(count) for _ in range(writers)]
-    tasks += [Task(f"over {node}", after=(node,)) for node in over]
-    base = OrderProblem.of([rng.randint(1, 800) for _ in range(count)], tasks)
-    return RematProblem(
-        problem=base,
-        cost_us=np.array([float(rng.randint(1, 1000)) for _ in tasks]),
-        is_view=np.zeros(len(tasks), np.bool_),
-        repeatable=np.arange(len(tasks)) < count,
-        limits=Rows.of([[count + place for place, each in enumerate(over) if each == node] for node in range(len(tasks))]),
-    )
 
 
 def test_a_search_finds_an_answer_where_eviction_has_none_by_any_rule() -> None:

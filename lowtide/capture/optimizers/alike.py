@@ -111,7 +111,7 @@ class SampleGraph:
         for node in reversed(nodes):
             with suppress(NotAlikeError):  # counts in lists, that begin at zero
                 if owners[node] is None and len(places := _places(node)) > 1:
-                    owners[node] = self._together([dict(chain(*(users.get(each, {}).items() for each in made))) for _, made in places])
+                    owners[node] = self._together([dict(chain(*(users.get(each, {}).items() for each in new))) for _, new in places])
             if isinstance(owner := owners[node], tuple):
                 for value, which in _read_in_lists(node, owner):
                     users.setdefault(value, {}).update({id(each): each for each in which})
@@ -141,7 +141,7 @@ class SampleGraph:
             if len(who) > 1:
                 places = _places(node)
                 together = self._together([{id(owner_of[each]): owner_of[each] for each in read if each in owner_of} for read, _ in places])
-                owner_of.update((each, owner) for owner, (_, made) in zip(together, places, strict=True) for each in made)
+                owner_of.update((each, owner) for owner, (_, results) in zip(together, places, strict=True) for each in results)
                 owners[node] = together
                 continue
             owners[node] = one = next(iter(who.values()), None)
@@ -190,15 +190,15 @@ def _places(node: Node) -> list[tuple[list[Value], list[Value]]]:
     lists = [item for item in node.args if isinstance(item, tuple) and item]
     if not node.op.startswith(_OVER_LISTS) or not lists or len({*map(len, lists)}) > 1 or node.inplace:
         raise NotAlikeError
-    read, made = [values_of(entries) for entries in zip(*lists, strict=True)], list[list[Value]]()
+    read, results = [values_of(entries) for entries in zip(*lists, strict=True)], list[list[Value]]()
     for at in range(len(read)):
         written = node.writes[at :: len(read)]
-        made.append([*(after for _, after in written), *filter(None, node.outputs[at : at + 1])])
+        results.append([*(after for _, after in written), *filter(None, node.outputs[at : at + 1])])
         if not all(before in read[at] for before, _ in written):
             raise NotAlikeError
-    if (node.outputs and len(node.outputs) != len(read)) or sum(map(len, made)) != len(node.results):
+    if (node.outputs and len(node.outputs) != len(read)) or sum(map(len, results)) != len(node.results):
         raise NotAlikeError
-    return [*zip(read, made, strict=True)]
+    return [*zip(read, results, strict=True)]
 
 
 def _read_in_lists(node: Node, owners: tuple[torch.Tensor, ...]) -> Iterator[tuple[Value, tuple[torch.Tensor, ...]]]:
@@ -248,10 +248,11 @@ class NodeCopies:
     def _copied(self, node: Node, owner: _Owner) -> Node:
         if node in self._of_several:
             return self._of_several[node]
-        several = self._recording.owners[node] is None
-        if isinstance(owner, tuple) and not several:
-            return self._copied_over_lists(node, owner)
-        values, storages = (self._shared, self._shared_storages) if several else (self._values[owner], self._storages[owner])
+        values, storages = self._shared, self._shared_storages
+        if not (several := self._recording.owners[node] is None):
+            if isinstance(owner, tuple):
+                return self._copied_over_lists(node, owner)
+            values, storages = self._values[owner], self._storages[owner]
         new = partial(self._new, values)
         for value in node.inputs:
             if new(value) is value:
@@ -282,8 +283,8 @@ class NodeCopies:
             for values, _, position in every
             for pair in (node.writes[begin + position],)
         ]
-        made = [value for value in node.outputs if value is not None]
-        outputs = [self._made_anew(made[position], values, storages) for values, storages, position in every if made]
+        results = [value for value in node.outputs if value is not None]
+        outputs = [self._made_anew(results[position], values, storages) for values, storages, position in every if results]
         copy = Node(node.op, args, tuple(outputs), kwargs, tuple(writes), source=node.source)
         self._draft.nodes.append(copy)
         return copy
