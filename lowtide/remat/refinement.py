@@ -17,9 +17,10 @@ from lowtide.remat.local_moves import MOVES_A_STATE, LocalMoves
 from lowtide.remat.problem import RematProblem
 
 _POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
-# So many of the levels to which the time rises most over a few; the share of a round for one long run of moves, and the levels above whose
-# schedules these start from. Where the best schedule has another shape than those of the levels beside it, short runs do not come by it.
-_STEEP, _OVER, _LONG, _FROM_ABOVE = 8, 3, 36, (1, 4)
+# So many of the levels to which the time rises most over a few, if by such a share of the least; the share of a round for one long run of
+# moves, and the levels above whose schedules these start from. Where the best schedule has another shape than those of the levels beside it,
+# short runs do not come by it.
+_STEEP, _OVER, _RISE, _LONG, _FROM_ABOVE = 8, 3, 0.01, 36, (1, 4)
 # Limits between two: so many for each level, but none where so small a share of a level is between, or the time rises by so little of the
 # least; the share of a round for local moves from one schedule, and the levels above whose schedules these go on from. First few limits and
 # many moves at each. Then many limits and few moves, which in the first round would be too few.
@@ -64,10 +65,10 @@ class Refinement:
     def _smooth(self, reached: Sequence[int]) -> None:
         """Long runs where the time rises most over some levels, from levels above."""
         times_us = [point.time_us for limit in reached if (point := self.archive.within(limit)) is not None]
-        steep = sorted(range(len(times_us)), key=lambda at: times_us[max(0, at - _OVER)] - times_us[at])
-        for at in steep[:_STEEP]:
+        rises_us = [late - early for early, late in zip([*times_us[:1] * _OVER, *times_us], times_us, strict=False)]
+        for at in sorted(range(len(times_us)), key=lambda at: -rises_us[at])[:_STEEP]:
             for levels in _FROM_ABOVE:
-                if levels <= at:
+                if levels <= at and rises_us[at] > _RISE * times_us[0]:
                     self._move(reached[at - levels], reached[at], _LONG)
 
     def _go_between(self, reached: Sequence[int]) -> None:
