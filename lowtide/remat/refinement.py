@@ -18,7 +18,7 @@ from lowtide.remat.problem import RematProblem
 
 _POLISHED, _REACH = 8, 32  # shares of a round: local moves at all levels take about so much more, one try of them to go lower so much
 # So many of the levels to which the time rises most over a few, if by such a share of the least; the share of a round for one long run of
-# moves, and the levels above whose schedules these start from. Where the best schedule has another shape than those of the levels beside it,
+# moves, and the levels above whose schedules these start from. Where the best schedule has another shape than those of levels beside it,
 # short runs do not come by it.
 _STEEP, _OVER, _RISE, _LONG, _FROM_ABOVE = 8, 3, 0.01, 36, (1, 4)
 # Limits between two: so many for each level, but none where so small a share of a level is between, or the time rises by so little of the
