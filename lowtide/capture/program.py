@@ -6,7 +6,7 @@ Kinds of containers that torch has been told of: what `torch.utils._pytree` can 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import filterfalse, zip_longest
@@ -29,7 +29,6 @@ from lowtide.capture.care.surroundings import functions_of, methods_of, objects_
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.difference import is_same
-from lowtide.capture.draft import Draft
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
@@ -385,22 +384,15 @@ def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder,
 
 def _copied_update(trace: Trace, shadow: Shadow, few: Few, seed: int) -> tuple[Recorder, Update, Shadow]:
     """The same of a recording for a few parameters. Raises NotAlikeError."""
-    drafts: list[Draft] = []
-    try:
+    with ExitStack() as sampled:
         with _recording_update(trace, shadow) as one:
-            drafts.append(one.draft)
+            sampled.callback(one.draft.let_go)
             sample = Sample.of(few, shadow, one.draft, seed)
-        with _recording_update(trace, shadow) as tail:
-            drafts.insert(0, tail.draft)
+        with ExitStack() as refused, _recording_update(trace, shadow) as tail:
+            refused.callback(tail.draft.let_go)
             update, following = copied(sample, shadow.begin(tail.draft, seed))
+            refused.pop_all()
         return tail, update, following
-    except NotAlikeError:
-        for each in drafts:
-            each.let_go()
-        raise
-    finally:
-        for each in drafts[-1:]:
-            each.let_go()
 
 
 @contextmanager

@@ -47,6 +47,7 @@ class CandidateArchive:
 
     @classmethod
     def bare(cls, candidates: Sequence[Candidate], request: Request) -> CandidateArchive:
+        """With nothing but the candidates' own orders."""
         order_together(candidates, request.solver, request.granule_bytes)
         problems = tuple(each.remat_problem(request.granule_bytes, request.links, request.swap_state) for each in candidates)
         pairs = list(zip(candidates, problems, strict=True))

@@ -267,6 +267,7 @@ def _peaks(member: Member, samples: Sequence[ShapePoint]) -> Bytes:
 
 
 def _points(candidates: Sequence[Ranged]) -> list[ShapePoint]:
+    """The largest first."""
     dimensions = candidates[0].dimensions
     points = [largest(dimensions), *sample_points(dimensions, _SOLVED)]
     return list({tuple(point.values()): point for point in points}.values())

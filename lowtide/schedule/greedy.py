@@ -67,6 +67,7 @@ class ReadyList:
 
 
 def _ends(rows: Rows) -> Ints:
+    """The nodes whose row is empty, ascending."""
     return np.flatnonzero(np.diff(rows.ptr) == 0).astype(np.int32)
 
 

@@ -206,6 +206,7 @@ class Judge:
 
     @property
     def limits(self) -> NDArray[np.int64]:
+        """The highest first."""
         assert self._limits is not None, "a graph was judged"
         return self._limits
 

@@ -281,6 +281,7 @@ class Stepping:
         return update, replace(shadow, state=state, settings={**shadow.settings, **settings}, contents=changes.contents)
 
     def parameters(self) -> Iterator[torch.Tensor]:
+        """The real ones, in the optimizer's order."""
         real = {id(fake): parameter for parameter, fake in self.shadow.fakes.items()}
         for group in self.twins.param_groups:
             yield from (real[id(fake)] for fake in group["params"])
