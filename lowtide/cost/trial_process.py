@@ -54,7 +54,7 @@ class WorkerTimeoutError(WorkerExitedError):
 class TrialProcess:
     """One such process. Raises `WorkerExitedError` if it cannot be started.
 
-    One that is not waited for is told what to do by `begin`, from another thread.
+    One that is not waited for imports what it needs meanwhile. `begin` waits for it.
     """
 
     def __init__(self, setup: dict[str, Any], module: str = "lowtide.cost.trial_process", *, waits: bool = True) -> None:
@@ -62,9 +62,9 @@ class TrialProcess:
         self._lines: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
         self._readers: list[threading.Thread] = []
-        self._setup = {**setup, "module": module}
         try:
             self._listen()
+            self._send({**setup, "module": module})
             if waits:
                 self.begin()
         except BaseException:  # Ctrl-C too: nobody will end it later
@@ -73,12 +73,15 @@ class TrialProcess:
 
     def begin(self) -> None:
         """Wait until it has imported what it needs. Raises `WorkerExitedError`."""
-        self.ask(self._setup, _START_S)
+        self._reply(_START_S)
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """The reply to a request, for which modules are found where this process finds them. Raises `WorkerExitedError` if it has ended."""
+        self._send(request)
+        return self._reply(limit_s)
+
+    def _reply(self, limit_s: float) -> dict[str, Any]:
         try:
-            self._send({**request, "path": [each for each in sys.path if isinstance(each, str)]})  # Python skips all else, too
             line = self._lines.get(timeout=limit_s)
         except queue.Empty:
             self.end()
@@ -112,8 +115,9 @@ class TrialProcess:
 
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
+        path = [each for each in sys.path if isinstance(each, str)]  # Python skips all else, too
         with contextlib.suppress(OSError):  # it has ended: there will be no reply either
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps({**request, "path": path}).encode() + b"\n")
             self._process.stdin.flush()
 
     def _last_words(self) -> str:

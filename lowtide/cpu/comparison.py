@@ -36,17 +36,18 @@ _AGAIN_S = (0.05, 0.25)  # later, where generated kernels lost
 _MOST_NS = 3600 * 10**9
 _MOST_BYTES = 2**30  # of made-up tensors: larger bodies are believed to win, as work on them hides what a call costs
 _NUMBER = 0.999
+_PERIOD = 2**20 - 3
 Runs = Callable[[Sequence[Any]], object]
 
 
-def is_faster(body: Graph, source: str, generated: Runs, torchs: Runs) -> bool:
-    """Whether a body is to be generated. Raises what the two raise."""
+def is_faster(body: Graph, source: str, generated: Runs, torchs: Runs, given: Sequence[Any] = ()) -> bool:
+    """Whether a body is to be generated. Raises what the two raise. `given` is made-up data on which both have run, if any."""
     if _bytes_of(body) > _MOST_BYTES:
         return True
     cache, names = _cache(), _names(body, source)
     known = cache.load()
     if not all(name in known for name in names):
-        known = cache.merge(dict(zip(names, _times_ns(generated, torchs, made_up(body)), strict=True)))
+        known = cache.merge(dict(zip(names, _times_ns(generated, torchs, given or _warm(body, generated, torchs)), strict=True)))
     mine, its = (known[name] for name in names)
     return bool(mine <= _NOISE * its)
 
@@ -67,8 +68,13 @@ def _cache() -> Cache:
     return Cache("generated_times", (str((_TURNS, _RUNS, _AGAIN_S, _CLEAR)), *machine(), torch.__version__, VERSION), 1, _MOST_NS)
 
 
+def _warm(body: Graph, generated: Runs, torchs: Runs) -> Sequence[Any]:
+    given = made_up(body)
+    generated(given), torchs(given)  # what comes first packs weights and fills caches
+    return given
+
+
 def _times_ns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
-    one(given), two(given)  # what comes first packs weights and fills caches
     best = _in_turns(one, two, given)
     for later_s in _AGAIN_S:
         if best[0] > _NOISE * best[1]:
@@ -83,7 +89,7 @@ def _in_turns(one: Runs, two: Runs, given: Sequence[Any]) -> tuple[int, int]:
     end = time.perf_counter_ns() + _PATIENCE_NS
     for turn in range(_TURNS):
         for at, runs in enumerate((one, two)):
-            time.sleep(_AWAKE_S)
+            time.sleep(_AWAKE_S if torch.get_num_threads() > 1 else 0)
             best[at] = min(best[at], _turn_ns(runs, given))
         if turn + 1 >= _FEWEST and (time.perf_counter_ns() > end or best[0] < _CLEAR * best[1]):
             break
@@ -127,12 +133,16 @@ def _tensor(value: Value, draws: torch.Generator) -> Any:
     if not dtype.is_floating_point:
         flat = torch.zeros(elements, dtype=dtype, device="cpu")
     elif len(shape) > 1:
-        flat = torch.randn(elements, generator=draws, dtype=torch.float32, device="cpu") / max(
-            1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5
-        )
+        flat = _drawn(torch.randn, elements, draws, 1 / max(1.0, prod(shape[1:]) ** 0.5 if len(shape) == 4 else shape[0] ** 0.5), 0.0)
     else:
-        flat = torch.rand(elements, generator=draws, dtype=torch.float32, device="cpu") + 0.5
+        flat = _drawn(torch.rand, elements, draws, 1.0, 0.5)
     return flat.to(value.storage.device, dtype).as_strided(shape, stride)  # elements may share a place
+
+
+def _drawn(draw: Callable[..., torch.Tensor], elements: int, draws: torch.Generator, scale: float, shift: float) -> torch.Tensor:
+    """Draws that come again after a prime number, so that rows differ: to draw all takes longer than to measure."""
+    few = draw(min(elements, _PERIOD), generator=draws, dtype=torch.float32, device="cpu").mul_(scale).add_(shift)
+    return few if elements <= _PERIOD else few.repeat(-(-elements // _PERIOD))[:elements]
 
 
 def _bytes_of(body: Graph) -> int:

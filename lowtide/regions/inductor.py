@@ -67,6 +67,14 @@ def begin() -> None:
         import_module("torch._inductor.compile_fx")
 
 
+def warm_up() -> None:
+    """Compile next to nothing: inductor reads its patterns once, and asks the compiler once what the processor can do, for seconds."""
+    begin()
+    with suppress(NativeError):
+        group = ModuleGroup(lambda _: (lambda: fx.symbolic_trace(lambda x: (x.relu(),)), [TensorSpec((1,), (1,), "float32", "cpu")]))
+        group.take("")
+
+
 def processes() -> int:
     """How many processes may compile at once: inductor's own setting."""
     with suppress(Exception):

@@ -241,6 +241,14 @@ def test_an_interrupt_ends_the_process_and_passes_through(monkeypatch):
     assert measure_workspaces([FINE], remember=False).unknown == ()
 
 
+def test_one_that_nobody_waits_for_becomes_ready_by_itself():
+    process = apart.TrialProcess({}, waits=False)
+    try:
+        assert "ready" in process._lines.get(timeout=300)
+    finally:
+        process.end()
+
+
 def test_two_threads_have_a_process_each():
     found = []
     threads = [

@@ -102,3 +102,11 @@ def test_an_input_whose_elements_share_memory_is_measured_too(cache: Path, model
     x = torch.randn(3, 1).expand(3, 7)
     step = made_step(model[0], x)
     assert torch.allclose(step(x), model[0](x), atol=1e-5)
+
+
+def test_made_up_rows_differ_where_draws_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = made_step(nn.Linear(4, 4), torch.randn(64, 4)).plan.graph
+    monkeypatch.setattr(faster, "_PERIOD", 13)
+    x = next(each for each in faster.made_up(body) if each.shape == (64, 4))
+    assert torch.equal(x.flatten()[:13], x.flatten()[13:26])
+    assert len({tuple(row) for row in x.tolist()}) == 13
