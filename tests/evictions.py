@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights
 from tests.chains import in_order
 from tests.optimum import small_steps
-from tests.sequences import RULES, stored_chain
+from tests.sequences import RULES, evict, stored_chain
 
 
 def evicted() -> list[tuple[list[int], int, float, int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from lowtide.problems.order import OrderProblem, Rows, Task
-from lowtide.remat.eviction import ScoreWeights
+from lowtide.remat.eviction import EvictionResult, ScoreWeights, attempt
 from lowtide.remat.problem import Links, RematProblem
 from tests.problems import cases, topological_orders
 
@@ -69,6 +70,11 @@ def linked(draw):
         writes=Rows.of(writes),
     )
     return case, problem, order
+
+
+def evict(*given: Any, **options: Any) -> EvictionResult | None:
+    """What an eviction has found."""
+    return attempt(*given, **options).result
 
 
 def stored_chain(length):

@@ -170,7 +170,8 @@ class Captures:
         finally:
             first[-1].flags.put_back()
         if later[-1].flags.memos:
-            raise CaptureError(later[-1].flags.memos[0].refusal)
+            flags = later[-1].flags
+            raise CaptureError(f"{flags.memos[0].refusal}. More closely: {flags.closer}" if flags.closer else flags.memos[0].refusal)
         readings = first[-1].readings
         if len(first) != len(later) or any(map(difference, first, later)) or (readings and given.varying):
             return first

@@ -16,6 +16,7 @@ from typing import Any
 ABSENT = "not there"
 LENGTH = object()  # in place of a key: how many items there are
 EVERYTHING = "__dict__"  # in place of a name: all attributes of an object
+_VIEWS = types.MappingProxyType, *(type(getattr(kind(), name)()) for kind in (dict, OrderedDict) for name in ("keys", "values", "items"))
 _HOLDERS = (list, tuple, dict, set, frozenset, deque, contextvars.ContextVar)
 _DICTIONARIES = (dict, OrderedDict)
 _ENTRIES = (dict, list, tuple, deque)
@@ -186,12 +187,12 @@ def attributes(item: Any) -> Any:
 
 
 def behind(item: Any) -> Any:
-    """What a weak reference, a read-only view or a method of a container (`kept.get`) leads to; anything else is itself.
+    """What a weak reference, a view of a dictionary or a method of a container (`kept.get`) leads to; anything else is itself.
 
     None where what was referred to is gone.
     """
     kind = type(item)
-    if kind is types.MappingProxyType:
+    if kind in _VIEWS:
         return gc.get_referents(item)[0]
     if kind is types.BuiltinMethodType and isinstance(item.__self__, _HOLDERS):
         return item.__self__

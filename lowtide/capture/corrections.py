@@ -20,15 +20,23 @@ from lowtide.capture.blocks import address
 from lowtide.capture.calls import tensors_in
 from lowtide.capture.sizes.probes import strides_of_view
 from lowtide.capture.sizes.symbols import Extent, is_symbolic, sizes_of
+from lowtide.capture.sources import users_line
+from lowtide.errors import CaptureError
 from lowtide.ir.operators.row import Fake
 
 _ATEN = torch.ops.aten
+_QUANTISING = tuple(f"aten::{name}" for name in ("quantize_per_", "empty_quantized", "_empty_affine", "_empty_per_channel", "_make_per_"))
 _REDUCED = (torch.bfloat16, torch.float16)
 
 
 def kernel(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """What gives an operator's results on fake tensors: the operator itself, or one that knows better than its fake."""
     wrong = calls.row(func).fake
+    if func._schema.name.startswith(_QUANTISING):  # its fake is no quantised tensor
+        raise CaptureError(
+            f"operator {calls.name_of(func)} at {users_line()} makes a quantised tensor, which cannot be captured: quantise outside of the "
+            "step, or round floating-point numbers as torch.fake_quantize_per_tensor_affine does"
+        )
     if wrong is Fake.STRIDES_OF_VIEWS:
         return functools.partial(_viewed, func)
     sizes = (*args, *(extent for each in tensors_in(args) for extent in each.shape)) if wrong is Fake.FIXES_SIZES else ()

@@ -117,7 +117,7 @@ def _captured(
 ) -> tuple[CapturedStep, ...]:
     """What is recorded, with what was seen beside the model, the first of the `models`; nothing of the capture is left."""
 
-    def capture(leaving: OutputRecorder | None, names: bool) -> tuple[CapturedStep, ...]:
+    def capture(leaving: OutputRecorder | None, names: bool, closer: str = "") -> tuple[CapturedStep, ...]:
         watch, kept = LeakWatch(names), list[Callable[[], object]]()
         with (
             _shown_on_failure(kept) if leaving is None else nullcontext(),
@@ -160,7 +160,7 @@ def _captured(
                 leaving.refuse_survivors()
             if (refilled or summed) and (leaving is not None or not names):
                 raise LeavingError(refilled or summed)
-            flags = FlagRecorder((*captured[-1].flags.memos, *memos))
+            flags = FlagRecorder((*captured[-1].flags.memos, *memos), closer=closer)
             return tuple(replace(each, beside=beside, counted=refilled or replaced, flags=flags) for each in captured)
 
     captures = partial(with_leaving, capture, (*functions, *models), sizes=bool(given.varying), numbers=numbers)

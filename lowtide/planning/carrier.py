@@ -21,7 +21,7 @@ from lowtide.ir.graph import Graph, Node
 from lowtide.problems.order import Ints
 from lowtide.remat.archive import Archive, Point
 from lowtide.remat.cost import first_wrong
-from lowtide.remat.eviction import evict
+from lowtide.remat.eviction import attempt
 from lowtide.remat.neighbours import RULES
 from lowtide.remat.offload import movable_storages
 from lowtide.remat.problem import RematProblem
@@ -65,7 +65,7 @@ class Carrier:
         most_pinned = (None,) if self.target.links is None else (point.pinned_bytes, None)
         ways = product(most_pinned, rules) if points[0].peak_bytes > point.peak_bytes else ()
         for pinned_bytes, weights in ways:
-            repaired = evict(self.target, plain, point.peak_bytes, weights, pinned_bytes=pinned_bytes)
+            repaired = attempt(self.target, plain, point.peak_bytes, weights, pinned_bytes=pinned_bytes).result
             if repaired is not None:
                 return [*points, _point(self.target, repaired.sequence, at)]
         return points

@@ -95,26 +95,6 @@ class EvictionAttempt:
     runs: int
 
 
-def evict(
-    problem: RematProblem,
-    sequence: Ints,
-    limit_bytes: int,
-    weights: ScoreWeights = ScoreWeights(),
-    bias: Bias | None = None,
-    *,
-    reserve: tuple[int, int] | None = None,
-    pinned_bytes: int | None = None,
-) -> EvictionResult | None:
-    """A sequence that goes through `sequence` in that order, and runs some nodes again, so that what is alive stays within the limit.
-
-    Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
-    The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
-    `pinned_bytes`: what copies on the host are to keep to. A buffer is counted from the drop on, so that a sequence may need somewhat more:
-    `price_of` says how much.
-    """
-    return attempt(problem, sequence, limit_bytes, weights, bias, reserve=reserve, pinned_bytes=pinned_bytes).result
-
-
 def attempt(
     problem: RematProblem,
     sequence: Ints,
@@ -125,7 +105,13 @@ def attempt(
     reserve: tuple[int, int] | None = None,
     pinned_bytes: int | None = None,
 ) -> EvictionAttempt:
-    """`evict`, for those who count what it takes: where much is alive for long, choosing victims takes most of the time."""
+    """A sequence that goes through `sequence` in that order, and runs some nodes again, so that what is alive stays within the limit.
+
+    Where `sequence` itself repeats a node, what that makes is freed after its last reader before. None where this rule finds no sequence.
+    The limit counts what is resident. `reserve`: a node, and the bytes that it is to find free while it runs, whatever its workspace is.
+    `pinned_bytes`: what copies on the host are to keep to. A buffer is counted from the drop on, so that a sequence may need somewhat more:
+    `price_of` says how much. Where much is alive for long, choosing victims takes most of the time.
+    """
     work, by_bytes = _work_on(problem), problem.by_bytes(weights.bytes_power)
     known = work.state
     if len(sequence) > len(known.out):
@@ -217,7 +203,7 @@ def warm_up_eviction() -> None:
     """Compile the kernels, or load them, so that it is not the first search that waits."""
     remat, order = little_problem()
     cost_of(remat, order)
-    evict(remat, order, 16)
+    attempt(remat, order, 16)
     first_wrong(remat, order)
 
 

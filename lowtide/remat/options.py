@@ -18,7 +18,7 @@ from lowtide.base.kernels import kernel
 from lowtide.problems.order import Ints
 from lowtide.remat.blocks import BlockProblem
 from lowtide.remat.cost import footprint_kernel, time_kernel
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights, attempt
 from lowtide.remat.pruning import is_needed, pruned, repeats
 
 
@@ -125,7 +125,9 @@ def _sequences(block: BlockProblem, effort: OptionEffort) -> Iterator[Ints]:
         if (checkpoint_bytes, limit_bytes, weights) in known:
             continue
         known.add((checkpoint_bytes, limit_bytes, weights))
-        evicted = evict(block.problem, block.sequence, limit_bytes, weights, reserve=_room_for(block, checkpoint_bytes, limit_bytes))
+        evicted = attempt(
+            block.problem, block.sequence, limit_bytes, weights, reserve=_room_for(block, checkpoint_bytes, limit_bytes)
+        ).result
         if evicted is not None:
             yield evicted.sequence
 
@@ -153,7 +155,7 @@ def _improved(block: BlockProblem, option: Option, random: np.random.Generator, 
     gone = random.choice(again, min(int(random.integers(1, 5)), len(again)), replace=False)
     limit_bytes = _limit_bytes(block, option)
     weights, reserve = effort.weights[random.integers(len(effort.weights))], _room_for(block, option.checkpoint_bytes, limit_bytes)
-    evicted = evict(block.problem, np.delete(option.sequence, gone), limit_bytes, weights, reserve=reserve)
+    evicted = attempt(block.problem, np.delete(option.sequence, gone), limit_bytes, weights, reserve=reserve).result
     return None if evicted is None else evicted.sequence
 
 

@@ -40,7 +40,8 @@ from lowtide.remat.problem import RematProblem
 from lowtide.remat.refinement import Refinement
 from lowtide.remat.seeds import Seeds
 
-_ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (23_400, 34_000_000))  # states and runs of each; those that follow take twice as much each
+# States and runs of each; those that follow take twice as much each. Two of a size find more than one of both: they begin from nothing.
+_ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (9000, 6_000_000), (14_400, 28_000_000))
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of states and runs to first guesses
 _RULES = 5  # that are tried at each level from each order
@@ -65,7 +66,8 @@ class Sweep:
 
     levels: limits tried, from the peak without recomputation down to what is resident.
     max_states: schedules built. With swapping, as many again, and a quarter for limits of the host's memory.
-    max_runs: the runs of nodes in all these schedules together, and what choosing victims takes beyond the usual, in as many runs.
+    max_runs: the runs of nodes in all these schedules together, and what choosing victims takes beyond the usual, in as many runs. A round
+        after the first is begun where what is left does for it, so that small problems have more rounds.
     max_seconds: only stops the search, and the answer says so.
     """
 
@@ -77,16 +79,6 @@ class Sweep:
     def holds(self, other: Sweep) -> bool:
         """Whether all that another search finds that nothing stops is found by this one, too."""
         return self.levels == other.levels and self.max_states >= other.max_states and self.max_runs >= other.max_runs
-
-    def rounds(self) -> Iterator[_Round]:
-        """The parts of this search, as far as it goes."""
-        states, runs, (most_states, most_runs) = self.max_states, self.max_runs, _ROUNDS[0]
-        for number in count():
-            most_states, most_runs = _ROUNDS[number] if number < len(_ROUNDS) else (2 * most_states, 2 * most_runs)
-            if states <= 0 or runs <= 0:
-                return
-            yield _Round(self.levels, most_states, most_runs, min(states, most_states), min(runs, most_runs))
-            states, runs = states - most_states, runs - most_runs
 
     def explore(
         self,
@@ -102,7 +94,11 @@ class Sweep:
         """
         seeds, known, plain_known, done_states = seeds or Seeds(), Archive(), Archive(), 0
         deadline, swaps = time.monotonic() + self.max_seconds, any(problem.links is not None for problem in problems)
-        for each in self.rounds():
+        states, runs = self.max_states, self.max_runs
+        for most_states, most_runs in _rounds():
+            if states <= 0 or runs < (most_runs if done_states else 1):
+                break
+            each = _Round(self.levels, most_states, most_runs, min(states, most_states), min(runs, most_runs))
             shares = done_states / self.max_states, each.end_states / self.max_states
             listening = None if listener is None else partial(as_part, listener, *shares)
             plain = _SweepSearch(each, [problem.without_links for problem in problems], orders, seeds, listening, deadline)
@@ -117,8 +113,15 @@ class Sweep:
                 if known.interrupted or known.out_of_time:
                     break
             plain_known.merge(plain.archive)
-            done_states += each.states
+            done_states += most_states
+            states, runs = states - most_states, runs - max(plain.runs, 0 if both is None else both.runs)
         return known
+
+
+def _rounds() -> Iterator[tuple[int, int]]:
+    yield from _ROUNDS
+    for doubled in count(1):
+        yield _ROUNDS[-1][0] << doubled, _ROUNDS[-1][1] << doubled
 
 
 def as_part(listener: SweepListener, before: float, weight: float, share: float, archive: Archive) -> None:

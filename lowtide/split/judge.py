@@ -31,7 +31,7 @@ from lowtide.ir.sizes import Size
 from lowtide.problems.order import Ints, OrderProblem
 from lowtide.remat.cost import cost_of
 from lowtide.remat.entries import EntryKind
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights, attempt
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.pruning import prompt
 
@@ -222,7 +222,7 @@ class Judge:
                 if turn == 0 and (cost := cost_of(problem, order)).peak_bytes <= limit:
                     us[at], sequences[at] = cost.time_us, order
                     break
-                evicted = evict(problem, order, limit, rule)
+                evicted = attempt(problem, order, limit, rule).result
                 if evicted is not None and (took := cost_of(problem, evicted.sequence).time_us) < us[at]:
                     us[at], rules[at], sequences[at] = took, rule, evicted.sequence
             if at and not np.isfinite(us[at - 1 : at + 1]).any():

@@ -63,6 +63,7 @@ USES: dict[str, Callable[[Tensor, Any, State, Tensor], Tensor]] = {
     ),
     "a quotient": lambda value, number, state, x: value * (1 / number) + value / (number + state.total) + 3 % number + 3 // (1 + number),
     "a quotient of counts": lambda value, number, state, x: value * (1 / state.calls) + value * ((x > 0.1).sum().item() % state.calls),
+    "a power by a modulus": lambda value, number, state, x: value * (1 + pow(state.calls, 2, 5)),
     "a mask filled": lambda value, number, state, x: value * x.masked_fill(x > 0.5, number).index_fill(0, torch.tensor([0]), number).sum(),
     "an answer": lambda value, number, state, x: value * torch.tensor(number > 0.1),
 }

@@ -284,6 +284,15 @@ def drawn_by_python(model: Net) -> tuple[Callable[..., Any], Any]:
     return loss, None
 
 
+def drawn_in_pairs(model: Net) -> tuple[Callable[..., Any], Any]:
+    """Every other number of Python's lies ready, and moves no generator."""
+
+    def loss(model: Net, x: Tensor) -> Tensor:
+        return square(model, x) * random.gauss(1, 0.1)
+
+    return loss, None
+
+
 def average_that_begins_in_an_empty_dictionary(model: Net) -> tuple[Callable[..., Any], Any]:
     shadow: dict[str, Tensor] = {}
 
@@ -350,7 +359,7 @@ def many_arrays(model: Net) -> tuple[Callable[..., Any], Any]:
     [
         average_that_begins_in_an_empty_dictionary,
         average_in_a_dictionary, average_over_items, average_replaced, summed_from_nothing, state_of_a_cell, newest_alone, shown_at_times,
-        drawn_by_numpy, drawn_by_python, positions_drawn, positions_counted, arrays_written_in_place, many_arrays,
+        drawn_by_numpy, drawn_by_python, drawn_in_pairs, positions_drawn, positions_counted, arrays_written_in_place, many_arrays,
     ],
 )  # fmt: skip
 def test_what_goes_on_from_step_to_step(make: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,6 +271,53 @@ def _attribute_that_a_method_of_the_class_reads() -> Case:
     return lambda: Held.w(), _put(Held, "_w", 3.0)
 
 
+def _config() -> type:
+    """A class of settings, as programs have them, with classes within it."""
+
+    class Config:
+        w = 1.0
+
+        class Inner:
+            w = 1.0
+
+            class Most:
+                w = 1.0
+
+    return Config
+
+
+@_case
+def _class_within_a_class_that_an_object_has() -> Case:
+    held = N(config=_config())
+    return lambda: held.config.Inner.Most.w, _put(held.config.Inner.Most, "w", 3.0)
+
+
+@_case
+def _class_within_a_class_by_getattr() -> Case:
+    held = _config()
+    return lambda: getattr(held, "In" + "ner").w, _put(held.Inner, "w", 3.0)  # type: ignore[attr-defined]
+
+
+@_case
+def _class_within_the_class_of_an_object() -> Case:
+    held = _config()()
+    return lambda: type(held).Inner.w, _put(type(held).Inner, "w", 3.0)
+
+
+@_case
+def _view_of_a_dictionary() -> Case:
+    table = {"w": 1.0}
+    items = table.items()
+    return lambda: dict(items)["w"], lambda: table.update(w=3.0)
+
+
+@_case
+def _number_of_keys() -> Case:
+    table = collections.OrderedDict(w=1.0)
+    keys = table.keys()
+    return lambda: float(len(keys)), lambda: table.update(v=3.0)
+
+
 @_case
 def _context() -> Case:
     variable = contextvars.ContextVar("variable", default=1.0)
@@ -341,6 +388,9 @@ _HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any]
     "dictionary": (lambda: dict.fromkeys(range(1200), 1.0), lambda held: held[1100], lambda held: held.__setitem__(1100, 3.0)),
     "array": (lambda: np.ones(5000), lambda held: float(held[4000]), lambda held: held.__setitem__(4000, 3.0)),
     "namespace": (lambda: N(a=N(b=N(c=N(d=N(w=1.0))))), lambda held: held.a.b.c.d.w, lambda held: setattr(held.a.b.c.d, "w", 3.0)),
+    "class": (_config, lambda held: held.w, lambda held: setattr(held, "w", 3.0)),
+    "class within a class": (_config, lambda held: held.Inner.Most.w, lambda held: setattr(held.Inner.Most, "w", 3.0)),
+    "class of an object": (lambda: _config()(), lambda held: held.Inner.w, lambda held: setattr(held.Inner, "w", 3.0)),
     "view": (lambda: types.MappingProxyType({"w": [1.0]}), lambda held: held["w"][0], lambda held: held["w"].__setitem__(0, 3.0)),
     "context": (lambda: contextvars.ContextVar("variable", default=1.0), lambda held: held.get(), lambda held: held.set(3.0)),
     "thread": (_local, lambda held: held.w, lambda held: setattr(held, "w", 3.0)),

@@ -236,6 +236,34 @@ def test_what_is_kept_outside_is_refused_and_as_it_was(kind: str):
     assert np.array_equal(held(it), before) if isinstance(before, np.ndarray) else held(it) == before
 
 
+@pytest.mark.parametrize("make", [lambda: [0] * 9, lambda: collections.defaultdict(int)])
+def test_counts_by_a_label_of_the_batch_are_refused_and_as_they_were(make: Callable[[], Any]):
+    counts, model = make(), nn.Linear(3, 3)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        counts[x.argmax().item()] += 1
+        return model(x).sum()
+
+    with pytest.raises(lowtide.CaptureError, match="had 1 at 0 and has 2"):
+        lowtide.optimize(model, (torch.ones(2, 3),), loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    assert counts == make()
+
+
+def test_a_count_that_is_given_to_an_operator_is_named_with_the_operator():
+    class Counted(nn.Linear):
+        count = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return nn.functional.dropout(super().forward(x), min(0.9, self.count / 10))
+
+    model = Counted(3, 3)
+    with pytest.raises(
+        lowtide.CaptureError, match=r"changes its attribute 'count' .*More closely: a number that is .* given to dropout\(\)"
+    ):
+        lowtide.optimize(model, (X,), loss=lambda model, x: model(x).sum(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+
+
 def opened(path: Path, mode: str) -> Any:
     return open(path, mode)
 

@@ -41,6 +41,20 @@ def test_what_calls_functions_is_refused(function: Callable[..., Tensor], traini
         trained(model) if training else lowtide.optimize(model, torch.ones(2, 3), planning=lowtide.Planning(workspaces=False))
 
 
+def quantised(y: Tensor, x: Tensor) -> Tensor:
+    return y * torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
+
+
+def rounded(y: Tensor, x: Tensor) -> Tensor:
+    return y * torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
+
+
+def test_quantised_tensors_are_refused_and_the_remedy_is_captured() -> None:
+    with pytest.raises(lowtide.CaptureError, match=r"at \S+py:\d+.* makes a quantised tensor.*torch.fake_quantize"):
+        trained(Calls(quantised))
+    assert trained(Calls(rounded))(torch.ones(2, 3)).isfinite()
+
+
 def test_the_remedy_is_captured() -> None:
     step = trained(Calls(by_python))
     assert step(-torch.ones(2, 3)).isfinite()

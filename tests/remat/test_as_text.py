@@ -10,9 +10,10 @@ from lowtide.cost.memory import order_problem, simulate
 from lowtide.cost.presets import preset
 from lowtide.ir.check.graph_check import check_graph
 from lowtide.ir.text.graph_text import parse, to_text
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.write_out import rematerialise
+from tests.sequences import evict
 
 # A link that copies 16 bytes in a microsecond.
 LINK = dataclasses.replace(preset("rtx3090"), launch_us=0.01, to_host_bytes_per_s=1.6e7, from_host_bytes_per_s=1.6e7)

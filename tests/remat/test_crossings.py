@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from lowtide.remat.bound import Crossing, TimeBound
 from lowtide.remat.cost import cost_of
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep import Sweep
 from tests.chains import in_order
 from tests.optimum import small_steps, time_bound_us
 from tests.problems import unhurried
-from tests.sequences import RULES, linked, stored_chain
+from tests.sequences import RULES, evict, linked, stored_chain
 
 
 def choices(moment: Crossing) -> list[tuple[int, float]]:

@@ -15,11 +15,11 @@ from lowtide.problems.order import Ints, OrderProblem, Rows, Task
 from lowtide.remat.archive import Archive, Point, pinned_step
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep import Sweep
 from tests.problems import unhurried
-from tests.sequences import RULES, linked, stored_chain
+from tests.sequences import RULES, evict, linked, stored_chain
 
 SWEEP = Sweep(levels=16, max_states=600)
 

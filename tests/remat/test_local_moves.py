@@ -11,14 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.remat.cost import cost_of, price_of, runs_all
-from lowtide.remat.eviction import evict
 from lowtide.remat.local_moves import LocalMoves
 from lowtide.remat.neighbours import RULES
 from lowtide.remat.sweep import Sweep
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps
 from tests.problems import unhurried
-from tests.sequences import layered, repeating, stored_chain
+from tests.sequences import evict, layered, repeating, stored_chain
 
 
 @settings(unhurried, max_examples=60)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from lowtide.remat import sweep as frontier
 from lowtide.remat.cost import cost_of
-from lowtide.remat.eviction import Bias, attempt, evict
+from lowtide.remat.eviction import Bias, attempt
 from lowtide.remat.neighbours import Neighbours
 from lowtide.remat.state import BYSTANDER, CHOSEN, WEIGHED
 from lowtide.remat.sweep import Sweep
 from tests.problems import unhurried
-from tests.sequences import RULES, linked, repeating, stored_chain
+from tests.sequences import RULES, evict, linked, repeating, stored_chain
 
 
 def _evicted(made, share, weights):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lowtide.problems.order import Ints
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.eviction import evict
 from lowtide.remat.neighbours import RULES
 from lowtide.remat.problem import RematProblem
 from lowtide.remat.seeds import Seeds
@@ -19,7 +18,7 @@ from lowtide.remat.sweep import Sweep, _Round, _SweepSearch
 from tests.chains import in_order
 from tests.optimum import least_us, levels, small_steps, time_bound_us
 from tests.problems import unhurried
-from tests.sequences import repeating
+from tests.sequences import evict, repeating
 
 STEPS = 30  # little training steps; together they have some 130 limits below their peaks that can be kept
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.remat import eviction
 from lowtide.remat.cost import cost_of, first_wrong
-from lowtide.remat.eviction import ScoreWeights, evict
+from lowtide.remat.eviction import ScoreWeights
 from lowtide.remat.problem import RematProblem
 from tests.problems import Case, slow_footprint, unhurried
-from tests.sequences import repeating
+from tests.sequences import evict, repeating
 
 
 def _written_out(case, sequence):

@@ -15,12 +15,12 @@ from lowtide.ir.graph import Graph, Kind, Node, Storage, Value
 from lowtide.problems.order import OrderProblem, Task
 from lowtide.remat.cost import cost_of, first_wrong
 from lowtide.remat.entries import Codes, EntryKind
-from lowtide.remat.eviction import Bias, ScoreWeights, attempt, evict
+from lowtide.remat.eviction import Bias, ScoreWeights, attempt
 from lowtide.remat.problem import Links, RematProblem
 from lowtide.remat.sweep import Sweep
 from lowtide.remat.write_out import rematerialise
 from tests.problems import unhurried
-from tests.sequences import RULES, linked, stored_chain
+from tests.sequences import RULES, evict, linked, stored_chain
 
 
 def slow(case, problem, sequence):

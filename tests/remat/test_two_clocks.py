@@ -11,10 +11,9 @@ from lowtide.cost.presets import preset
 from lowtide.ir.text.graph_text import parse
 from lowtide.problems.order import OrderProblem, Rows, Task
 from lowtide.remat.cost import _QUEUE, cost_of
-from lowtide.remat.eviction import evict
 from lowtide.remat.problem import Clocks, Links, RematProblem, with_views
 from tests.optimum import time_bound_us
-from tests.sequences import RULES, linked, repeating
+from tests.sequences import RULES, evict, linked, repeating
 
 
 def with_clocks(problem, device_us, issue_us):

@@ -163,11 +163,11 @@ class Follower(Findings):
     # What leads to what.
 
     def _follow_code(self, item: Any, depth: int = 0) -> None:
-        """Of what lies in a module of the model: functions, also in tables of hooks, and objects of the user's."""
+        """Of what lies in a module of the model, or in a class: functions, also in tables of hooks, classes, objects of the user's."""
         kind = type(item)  # `isinstance` would read `__class__` of modules, and what reads them is noted
         if issubclass(kind, _BY_OTHERS) and not issubclass(kind, CONTAINERS):
             return
-        if isinstance(item, (*_CODE, CACHED, *SPACES)) or moves(item) or _is_object(item):
+        if isinstance(item, (*_CODE, CACHED, *SPACES, type)) or moves(item) or _is_object(item):
             self._follow(item)
         elif isinstance(item, CONTAINERS) and depth < _DEEPEST_OF_MODULES and len(within := pieces(item)) < _LARGEST:
             for piece in within.values():
@@ -254,11 +254,11 @@ class Follower(Findings):
         self._of_class(cls, all_functions=False)
 
     def _of_class(self, cls: type, *, all_functions: bool) -> None:
-        """Functions of a class of the user's; of an object's class those that Python calls unasked, as `__call__`."""
+        """Functions of a class of the user's; of an object's class classes, and functions that Python calls unasked, as `__call__`."""
         for base in (base for kind in (cls, type(cls)) for base in kind.__mro__ if is_written_by_user(base)):
             self._numbers.note(base)
             for name, function in list(vars(base).items()):
-                if all_functions or name.startswith("__"):
+                if all_functions or name.startswith("__") or isinstance(function, type):
                     self._follow_code(function)
 
     def _of_function(self, function: types.FunctionType) -> None:

@@ -50,7 +50,7 @@ def untouched_randomness() -> Iterator[None]:
     seeds, own = _Seeds(), _Own(_known.get())
     of_numpy = [(np.random, name) for name in (*numpys_functions(), "set_state", "seed")]
     draws = (
-        _Draws("random", _of_python(), random.getstate, random.setstate, lambda state: state[1]),
+        _Draws("random", _of_python(), random.getstate, random.setstate, lambda state: state[1:]),
         _Draws("numpy.random", of_numpy, partial(np.random.get_state, legacy=False), np.random.set_state, _words),
     )
     with undoing() as undo, during(_watching, (seeds, own)), ExitStack() as stack:

@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -264,7 +265,7 @@ class Reader:
         def compare(name: str, other: int) -> bool:
             return bool(ask((*steps, called(f"aten.{name}.Scalar", (Ref(steps[-1].key), other)))))
 
-        return lambda: ask(steps), compare
+        return cache(lambda: ask(steps)), cache(compare)  # a key of a dictionary is asked for its hash behind the capture, too
 
     def values(self, draft: Draft, asked_by: str, value: Value) -> torch.Tensor:
         """A whole tensor, as a copy: its numbers are now part of the program. Raises UnreadableError."""

@@ -25,14 +25,12 @@ from lowtide.errors import CaptureError
 T = TypeVar("T")
 
 
-def with_leaving(
-    capture: Callable[[OutputRecorder | None, bool], T], roots: Iterable[Any], *, at_once: bool, sizes: bool, numbers: Iterable[Position]
-) -> T:
+def with_leaving(capture: Callable[..., T], roots: Iterable[Any], *, at_once: bool, sizes: bool, numbers: Iterable[Position]) -> T:
     """A capture; where it is refused, or `at_once`, one that follows what the program puts outside.
 
     `capture` takes a recorder of what the program puts outside, and `names`: whether its refusals search for the holder of a tensor, which
-    takes time, and so is done in the last attempt alone. `sizes`: the batch has symbolic ones, which may be converted. `numbers`: places
-    where each step finds another number, which the program may compute with.
+    takes time, and so is done in the last attempt alone. That one is told why others have failed. `sizes`: the batch has symbolic ones,
+    which may be converted. `numbers`: places where each step finds another number, which the program may compute with.
     """
     roots = list(roots)
     with conversions_followed(roots) if sizes else nullcontext():
@@ -53,7 +51,7 @@ def _asking(capture: Callable[[OutputRecorder | None, bool], T], keys: Iterable[
     return captured
 
 
-def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: list[Any], at_once: bool) -> T:
+def _with_leaving(capture: Callable[..., T], roots: list[Any], at_once: bool) -> T:
     if at_once:
         return _Attempts(capture, roots, names=True).result()
     try:
@@ -70,7 +68,7 @@ def _with_leaving(capture: Callable[[OutputRecorder | None, bool], T], roots: li
             raise
         close = str(error).removeprefix(DEPENDS) if str(error) != plain else ""
     try:
-        return capture(None, True)
+        return capture(None, True, close)
     except LeavingError as error:
         what = re.split("; (a captured step would not put|use torch.where)", str(error))[0]  # the remedy is another where more is known
         text = f"{what}. It cannot be put there by each step: {why}" if why else f"{error}. More closely: {close}" if close else str(error)

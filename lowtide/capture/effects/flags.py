@@ -57,6 +57,7 @@ class FlagRecorder:
 
     memos: tuple[Memo, ...] = ()
     readings: tuple[Reading, ...] = ()  # what must come out of the caller's data in it, for the others to compute the same
+    closer: str = ""  # why no step can follow the numbers among them
 
     @property
     def is_pending(self) -> bool:

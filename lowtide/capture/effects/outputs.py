@@ -33,7 +33,7 @@ from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.going_on import GoingOn
 from lowtide.capture.effects.search import LARGEST, PlaceSearch
 from lowtide.capture.effects.stand_ins import KINDS, StaleError, holds_stand_in, is_stand_in, own_of
-from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, kinds_of, results_in
+from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Term, kinds_of, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -123,7 +123,8 @@ class OutputRecorder:
                 was = entry(container.original, key, default)
                 written = key in container.written and isinstance(find(key), kinds_of(was))
                 if container.added > 0 if key is LENGTH else written:
-                    self.counted[id(container.original), key] = CountedPlace(lambda: None, True, default)
+                    plain = key.known() if isinstance(key, Term) and key.known is not None else key  # which is not known behind the capture
+                    self.counted[id(container.original), plain] = CountedPlace(lambda: None, True, default)
 
     def _follow(self, undo: Callable[[Callable[[], object]], None], item: Any, table: MutableMapping[str, Any]) -> None:
         """What the program sets in a table: numbers that it may read before, and variables that it may not."""

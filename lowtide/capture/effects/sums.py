@@ -320,9 +320,11 @@ def _computed(item: NumberExpression) -> Any:
 
 def _power(*both: Any) -> Any:
     """Of what earlier steps leave it is looked at before a step begins whether there is one."""
-    raised = NumberExpression(operator.pow, both, float if type(both[1]) is int and both[1] < 0 else None)
+    has_modulus = len(both) > 2
+    kind = int if has_modulus else float if type(both[1]) is int and both[1] < 0 else None
+    raised = NumberExpression(pow if has_modulus else operator.pow, both, kind)
     if (earlier := earlier_of(raised)) is None:
-        return _computed(raised)
+        return pow(*(_asked(each, "pow") for each in both)) if has_modulus else _computed(raised)
     power = recipe(raised)
     earlier.conditions.append(lambda results, before: [power(results, before)])
     return raised
@@ -367,6 +369,8 @@ def whole(function: Callable[[Any], int], item: Any) -> Any:
     """A whole number of one with a fraction. For nan and infinities there is none: then the program itself fails, as with `math.floor`."""
     if item.kind is bool:
         return NumberExpression(function, (item,), int)
+    if item.kind is str:
+        return function(_asked(item, function.__name__))
     if item.kind is not int and (earlier := earlier_of(item)) is not None:
         finite = recipe(item)
         earlier.conditions.append(lambda results, before: math.isfinite(finite(results, before)))
