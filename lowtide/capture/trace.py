@@ -330,7 +330,7 @@ def tracing(
     with (
         raised_in("the capture"),
         no_tracebacks_logged(),
-        untouched_randomness(),
+        untouched_randomness(watch.states),
         outside_unchanged(),
         no_gradients_taken(),
         _disable_current_modes(),

@@ -113,6 +113,17 @@ def test_seeding_for_a_while(loss):
     refused(loss, rf"operator aten\.\w+\.\w+ at {WHERE} draws from torch's generator after the program has seeded it.*draw once for all")
 
 
+def test_a_state_of_torchs_generator_that_is_kept_is_refused():
+    kept = list[Tensor]()
+
+    def keeping(model: Net, x: Tensor) -> Tensor:
+        kept.append(torch.get_rng_state())
+        return functional.dropout(model(x)).sum()
+
+    refused(keeping, "keeps a state of torch's generator")
+    assert not kept
+
+
 def test_forked_generators_that_nobody_seeds_are_eagers():
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

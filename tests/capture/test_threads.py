@@ -149,7 +149,7 @@ def test_draws_of_others_are_never_taken_for_the_programs():
     other.start()
     try:
         for _ in range(100):
-            with untouched_randomness():
+            with untouched_randomness([]):
                 threading.Event().wait(0.0005)
     finally:
         stop.set()

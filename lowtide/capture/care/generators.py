@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
@@ -42,12 +43,12 @@ _stand_ins = count(2**40)  # seeds that nobody else uses: no state is made up tw
 
 
 @contextmanager
-def untouched_randomness() -> Iterator[None]:
-    """Every generator is as before afterwards, but for what other threads drew.
+def untouched_randomness(states: list[weakref.ref[torch.Tensor]]) -> Iterator[None]:
+    """Every generator is as before afterwards, but for what other threads drew. What the program is given as a state is added to `states`.
 
     Raises CaptureError if the program drew from Python's or NumPy's, or seeded torch's, which no graph could follow.
     """
-    seeds, own = _Seeds(), _Own(_known.get())
+    seeds, own = _Seeds(states), _Own(_known.get())
     of_numpy = [(np.random, name) for name in (*numpys_functions(), "set_state", "seed")]
     draws = (
         _Draws("random", _of_python(), random.getstate, random.setstate, lambda state: state[1:]),
@@ -259,7 +260,8 @@ class _Seeds:
     known again where the program puts it back (as `fork_rng` and checkpointing do).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, states: list[weakref.ref[torch.Tensor]]) -> None:
+        self._given = states
         self._before = [(each, each.initial_seed(), each.get_state()) for each in _defaults()]
         self._stands_in, self.thread, self._others_seed = torch.Generator(), threading.get_ident(), False
         self._drawn: list[Node] = []
@@ -303,6 +305,7 @@ class _Seeds:
             state = self._stands_in.manual_seed(-1 if self._at is None else self._at).get_state()
             if self._at is not None:
                 self._states[bytes(state.numpy())] = self._at
+            self._given.append(weakref.ref(state))
             return state
 
     def set_state(self, state: torch.Tensor) -> None:

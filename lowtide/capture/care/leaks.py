@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from lowtide.capture.blocks import address
 from lowtide.capture.care.answers import WITHIN_ANSWERS, forget_repeated
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
 
@@ -23,6 +25,10 @@ _NAMELESS = "a graph of autograd"  # nothing of Python's holds it
 _IN_A_CIRCLE = (
     "writes in place may have closed a circle in it, which eager PyTorch would never free either: write out of place (`y = y + x`). Or an "
     "extension holds it: let it go"
+)
+_KEPT_STATE = (
+    "the program keeps a state of torch's generator (`torch.get_rng_state()`), which a captured step would not take anew: take it before "
+    "the step (`state = torch.get_rng_state(); loss = step(...)`)"
 )
 _FARTHEST = 6  # references between a fake and the name that it is told by
 _WHAT_TO_DO = (
@@ -39,6 +45,7 @@ class LeakWatch:
     names: bool = True  # whoever holds one of them, which takes seconds where there are many objects
     storages: list[tuple[StorageWeakRef, Storage]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    states: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # of torch's generator, made up for the program that asked
 
     def note(self, draft: Draft) -> None:
         """What a draft has seen, which lets go of it."""
@@ -52,9 +59,11 @@ class LeakWatch:
         Memoised functions are made to forget: what they gave is computed in each step, where that is the same in each.
         """
         torch.clear_autocast_cache()  # where autocast is on around the capture, its cast weights are there
-        if not self._alive():
+        if not self._alive() and not any(each() is not None for each in self.states):
             return
         gc.collect()  # of what was made since the capture began
+        if any(each() is not None for each in self.states):
+            raise CaptureError(_KEPT_STATE)
         if not (alive := self._alive()):
             return
         fakes = _fakes_on(alive)
