@@ -29,7 +29,7 @@ _SINCE = {
     "over the same program with nothing computed again, will be over no limit",
     "planning_time": "small programs are searched further; local moves take less of the time of long programs, in long runs where the "
     "time rises steeply",
-    "stability": "the search looks at more limits near the least memory, and goes in long runs where the time rises steeply",
+    "stability": "nothing that changes its rows",
     "compiled": "nothing; rows of commits before wait longer for regions to be tried, and the oldest for each kernel to be compiled alone",
     "ago_tuning": _PRODUCTS,
     "ago_compiling": "the code that makes kernels has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",

@@ -187,7 +187,7 @@ def attributes(item: Any) -> Any:
 
 
 def behind(item: Any) -> Any:
-    """What a weak reference, a view of a dictionary or a method of a container (`kept.get`) leads to; anything else is itself.
+    """What a weak reference, a view of a dictionary or of memory, a method of a container (`kept.get`) lead to; anything else is itself.
 
     None where what was referred to is gone.
     """
@@ -196,6 +196,10 @@ def behind(item: Any) -> Any:
         return gc.get_referents(item)[0]
     if kind is types.BuiltinMethodType and isinstance(item.__self__, _HOLDERS):
         return item.__self__
+    if kind is memoryview:
+        with suppress(ValueError):  # of one that was released
+            return item.obj
+        return None
     if kind in weakref.ProxyTypes:
         try:
             return item.__repr__.__self__  # a proxy passes on all that it is asked, and a method says whose it is

@@ -312,6 +312,13 @@ def _view_of_a_dictionary() -> Case:
 
 
 @_case
+def _view_of_memory() -> Case:
+    array = np.ones(3)
+    memory = memoryview(array)
+    return lambda: float(memory[1]), lambda: array.__setitem__(1, 3.0)
+
+
+@_case
 def _number_of_keys() -> Case:
     table = collections.OrderedDict(w=1.0)
     keys = table.keys()
