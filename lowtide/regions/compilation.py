@@ -220,7 +220,7 @@ def _taken(body: Graph, reason: str | None) -> int | None:
             if not _agree(body, runs, torchs, given):
                 return None
             known = cache.merge({name: _workspace_bytes(body, runs, given)})
-        return int(known[name]) if is_faster(body, _source(body), lambda given: runs(*given), torchs, given) else None
+        return int(known[name]) if is_faster(body, _source(body), lambda args: runs(*args), torchs, given) else None
     except (NativeError, LowtideError, RuntimeError) as error:  # torch's own among them, where memory does not do for a trial
         _warn_once(f"lowtide leaves a region to torch's operators: {error}")
         return None

@@ -221,7 +221,7 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any]
     "arrays in a list": (lambda: [np.zeros(3)], lambda it: it[0].fill(2), lambda it: it[0].copy(), "a ndarray that it reaches"),
     "a set": (set, lambda it: it.add(len(it)), set, "a set that it reaches had 1 items and has 2"),
     "a chain": (collections.ChainMap, lambda it: it.update(n=it.get("n", 0) + 1), dict, "had 1 at 'n' and has 2"),
-    "a view of memory": (lambda: memoryview(bytearray(3)), lambda it: it.__setitem__(0, it[0] + 1), bytes, "a bytearray that it reaches"),
+    "a view of memory": (lambda: memoryview(bytearray(3)), lambda it: it.__setitem__(0, it[0] + 1), bytes, "a memoryview that it reaches"),
     "mapped memory": (lambda: mmap.mmap(-1, 8), lambda it: it.__setitem__(0, it[0] + 1), lambda it: it[:], "a mmap that it reaches"),
     "a set of references": (weakref.WeakSet, lambda it: it.add([nn, np, os][len(it)]), len, "a set that it reaches"),
 }  # fmt: skip

@@ -174,7 +174,7 @@ class Follower(Findings):
                 self._follow_code(piece, depth + 1)
 
     def _follow(self, item: Any, depth: int = 0) -> None:
-        item = behind(item)
+        item = item if type(item) is memoryview else behind(item)  # which shows itself what is written through it
         if isinstance(item, _METHODS) and (isinstance(item.__self__, CONTAINERS) or moves(item.__self__)):  # `put = kept.append`
             item = item.__self__
         if isinstance(item, _NOT_FOLLOWED) or id(item) in self._seen or len(self._seen) > MOST:
