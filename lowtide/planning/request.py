@@ -21,7 +21,7 @@ from lowtide.remat.archive import Archive, Point
 from lowtide.remat.sweep import Sweep, SweepListener, as_part
 from lowtide.schedule import AUTO, Solver
 
-_SWEEPS = {"quick": Sweep(max_states=600, max_runs=6_000_000), "normal": Sweep(max_states=15_600, max_runs=9_000_000), "thorough": Sweep()}
+_SWEEPS = {"quick": Sweep(max_states=600, max_runs=6_000_000), "normal": Sweep(max_states=15_600, max_runs=12_000_000), "thorough": Sweep()}
 
 
 class Effort(str, Enum):

@@ -41,7 +41,7 @@ from lowtide.remat.refinement import Refinement
 from lowtide.remat.seeds import Seeds
 
 # States and runs of each; those that follow take twice as much each. Two of a size find more than one of both: they begin from nothing.
-_ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (9000, 6_000_000), (14_400, 28_000_000))
+_ROUNDS = ((600, 6_000_000), (6000, 6_000_000), (9000, 9_000_000), (14_400, 25_000_000))
 _STATES, _FEW = 100, 8  # a level wants so many states at least; and so many levels there are in any case
 _PLANTED, _GUESSED = 6, 20  # a share of the runs goes to what is planned block by block, one of states and runs to first guesses
 _RULES = 5  # that are tried at each level from each order
@@ -114,7 +114,7 @@ class Sweep:
                     break
             plain_known.merge(plain.archive)
             done_states += most_states
-            states, runs = states - most_states, runs - max(plain.runs, 0 if both is None else both.runs)
+            states, runs = states - most_states, runs - min(most_runs, max(plain.runs, 0 if both is None else both.runs))
         return known
 
 

@@ -48,6 +48,24 @@ def test_little_effort_goes_down_as_far_as_much(blocks, inner_bytes, states):
     assert little[0].peak_bytes == much[0].peak_bytes < much[-1].peak_bytes / 16
 
 
+@pytest.mark.parametrize(("nodes", "rounds"), [(300, 3), (1_100, 2), (20_000, 2)])
+def test_what_small_problems_leave_of_the_work_is_another_round_of_theirs(nodes, rounds, usual_search, monkeypatch):
+    """A round of a large one takes somewhat more than it may, which is no reason not to begin the next."""
+    begun, chain = [], equal_blocks(4, 8)
+
+    def done(self):
+        begun.append(self.round.states)
+        self.runs = min(self.round.end_states * nodes, self.round.end_runs + nodes)
+        return self.archive
+
+    monkeypatch.setattr(_SweepSearch, "done", done)
+    Effort.NORMAL.sweeps[-1].explore([chain], [[in_order(chain)]])
+    assert begun == [600, 6000, 9000][:rounds]
+    begun.clear()
+    Sweep().explore([chain], [[in_order(chain)]])
+    assert begun == [600, 6000, 9000, 14_400]
+
+
 def test_more_effort_is_never_worse_and_repeats_nothing(monkeypatch):
     searched, explore = [], Sweep.explore
     monkeypatch.setattr(Sweep, "explore", lambda self, *args: searched.append(self) or explore(self, *args))
