@@ -41,6 +41,8 @@ def loaded(plan: Plan | str | os.PathLike[str] | None, dynamic: Any) -> tuple[Pl
             raise TypeError(
                 "plan: expected with `dynamic` the path of what step.save(path) has written for that range, got a plan of one shape"
             )
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan: expected a Plan, or the path of a file that step.save(path) has written; got a {type(plan).__name__}")
         return plan, None
     text, where = read_utf8(plan), os.fspath(plan)
     if dynamic is None and not is_range(text):

@@ -164,6 +164,12 @@ class Planning:
         if self.simulate is not None and not isinstance(self.simulate, (str, Device)):
             raise TypeError(f"simulate: expected the name of a machine or a lowtide.Device, got a {type(self.simulate).__name__}")
         _ = self.machine  # a name that nobody has
+        if self.device is not None and not isinstance(self.device, (str, torch.device)):
+            raise TypeError(f'device: expected "cpu", "cuda" or a torch.device, got {self.device!r}')
+        try:
+            torch.device("cpu" if self.device is None else self.device)
+        except RuntimeError:
+            raise ValueError(f'device: expected "cpu", "cuda" or "cuda:0", got {self.device!r}') from None
 
     def sweeps(self, level: str) -> tuple[Sweep, ...]:
         """The searches that are asked for; those of a level where none are."""

@@ -32,13 +32,21 @@ def freeze(variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> Frozen:
 def check_can_be_frozen(variant: Variant) -> None:
     """Raise StepError for what is no inference by generated kernels alone."""
     if not (variant.is_generated and variant.leaves_only_its_result):
-        raise StepError(_REFUSED)
+        raise StepError(f"{_EXPECTED}; {_why_not(variant)}: keep the step itself, it holds no weights but the model's")
 
 
-_REFUSED = (
+_EXPECTED = (
     "frozen: expected an inference function with generated kernels (exact=False, float32, on a CPU, with a C++ compiler) that changes "
-    "nothing of the model's, of one shape; this step is none: keep the step itself, it holds no weights but the model's"
+    "nothing of the model's, of one shape"
 )
+
+
+def _why_not(variant: Variant) -> str:
+    if variant.captured.gradients:
+        return "this is a training step"
+    if not variant.networks:
+        return "this one has none: it was not asked for so, or torch's own kernels are as fast here"
+    return "this one changes something, or is of a range of shapes" if variant.is_generated else "inductor has compiled some of this one's"
 
 
 def save(path: str | os.PathLike[str], variant: Variant, batch: BatchSpec, inputs: Sequence[Any]) -> None:

@@ -40,7 +40,7 @@ _ALSO = frozenset({
     "linear", "baddbmm", "ones_like", "zeros_like", "new_full", "new_zeros", "new_ones", "zeros", "ones", "eye", "linspace", "masked_fill",
     "lift_fresh_copy", "lift_fresh", "unfold", "pixel_shuffle", "channel_shuffle", "bucketize", "logsumexp", "std", "std_mean", "var_mean",
     "aminmax", "glu", "movedim", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "expand_as", "view_as", "type_as",
-    "flip", "arange", "hardswish", "index", "native_group_norm", "linalg_vector_norm",
+    "flip", "arange", "hardswish", "index", "native_group_norm", "linalg_vector_norm", "as_strided_scatter", "unsafe_split", "chunk",
     "_unsafe_view", "_reshape_alias", "_to_copy", "_softmax", "_safe_softmax", "_log_softmax", "_adaptive_avg_pool2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", *NORMS, ATTENTION,
 })  # fmt: skip

@@ -116,6 +116,11 @@ class Draft:
         self.nodes.append(Node(op, args, (result,), source=None))
         return result
 
+    def number(self, item: torch.SymInt | torch.SymFloat) -> Value:
+        """A size, or a number that follows from one, as a number of the program."""
+        written = self._argument(None, item)
+        return written if isinstance(written, Value) else self.emit_scalar("py.mul", (written, 1))
+
     # Tensors and the storages that they lie on.
 
     def value(self, tensor: torch.Tensor) -> Value:

@@ -17,6 +17,7 @@ from lowtide.capture.blocks import dtype_name
 from lowtide.capture.care.instances import PACKAGE_FOLDER
 from lowtide.capture.draft import Draft
 from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.sizes.symbols import is_size
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -182,6 +183,9 @@ def _are_scalars(given: Any) -> bool:
     return len({each.dtype for each in given}) == 1 and all(each.device.type == "cpu" for each in given)
 
 
+_COMPUTED = (Number, FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 def is_number(item: Any) -> bool:
     """Whether it stands for a number that only the running step knows, whatever it says that it is."""
     return issubclass(type(item), Number)
@@ -189,12 +193,12 @@ def is_number(item: Any) -> bool:
 
 def is_result(item: Any) -> bool:
     """Whether a leaf is computed by the program."""
-    return isinstance(item, (torch.Tensor, Number))
+    return isinstance(item, (torch.Tensor, Number)) or is_size(item)
 
 
 def holds_fakes(item: Any, but: tuple[type, ...] = ()) -> bool:
     """Whether there is something that the program has computed in an object, or in what it holds, but for what is of these classes."""
-    return tree.holds(item, lambda piece: issubclass(type(piece), (Number, FakeTensor)) and type(piece) not in but)
+    return tree.holds(item, lambda piece: issubclass(type(piece), _COMPUTED) and type(piece) not in but)
 
 
 def beside(result: Any, returned: Any) -> Any:

@@ -49,7 +49,7 @@ from lowtide.capture.ranks.shards import Shards, in_parts
 from lowtide.capture.recorder import Recorder
 from lowtide.capture.results import Number, is_result
 from lowtide.capture.sizes.numbers import called_with_sizes
-from lowtide.capture.sizes.symbols import Symbols, nothing_twice
+from lowtide.capture.sizes.symbols import Symbols, is_size, nothing_twice
 from lowtide.capture.sources import Sources, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
@@ -358,4 +358,6 @@ def tracing(
 
 
 def _value_of(item: Any, draft: Draft) -> Value:
+    if is_size(item):
+        return draft.number(item)
     return item.value if isinstance(item, Number) and item.value is not None else draft.value(item)

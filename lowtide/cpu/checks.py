@@ -324,8 +324,9 @@ _SHAPES: dict[str, Callable[[Node], Sequence[TensorShape]]] = {
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _view),
     **dict.fromkeys(("alias", "detach", "as_strided", "clone", "contiguous"), _same),
     "permute": _permute, "transpose": _transpose, "t": _turned, "squeeze": _squeeze, "unsqueeze": _unsqueeze, "expand": _expand,
-    "slice": _slice, "select": _select, "split": _parts, "split_with_sizes": _parts, "unbind": _unbind, "cat": _cat,
-    "convolution": _convolution, "addmm": _product, "mm": _product, "bmm": _batched, "mean": _mean, "_adaptive_avg_pool2d": _global_pool,
+    "slice": _slice, "select": _select, **dict.fromkeys(("split", "unsafe_split", "split_with_sizes"), _parts), "unbind": _unbind,
+    "cat": _cat, "convolution": _convolution, "addmm": _product, "mm": _product, "bmm": _batched, "mean": _mean,
+    "_adaptive_avg_pool2d": _global_pool,
     "max_pool2d_with_indices": _pool, "avg_pool2d": _pool, "native_layer_norm": _layer_norm, **dict.fromkeys(NORMS, _norm),
     "_softmax": _softmax, "_safe_softmax": _softmax, ATTENTION: _attention,
 }  # fmt: skip

@@ -91,7 +91,7 @@ def _flatten(tree: Any, where: str, above: frozenset[int]) -> tuple[list[Leaf], 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType, types.FrameType)
-_PLACES = ("named_parameters", "add_param_group", "as_value")  # where tensors live, and what numbers of a capture follow from
+_PLACES = ("named_parameters", "add_param_group", "as_value", "_sympy_")  # where tensors live, and what numbers of a capture follow from
 
 
 def _is_tensor(item: Any) -> bool:
@@ -129,7 +129,7 @@ def _open(tree: Any) -> OpenedContainer | None:
             return opened
     if dataclasses.is_dataclass(tree):
         return _open_object(tree, [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)])
-    if not holds(tree, lambda item: _is_tensor(item) or hasattr(type(item), "as_value")):
+    if not holds(tree, lambda item: _is_tensor(item) or hasattr(type(item), "as_value") or hasattr(type(item), "_sympy_")):
         return None
     if isinstance(tree, (set, frozenset)):
         return OpenedContainer([(f"[{index}]", item) for index, item in enumerate(tree)], type(tree))

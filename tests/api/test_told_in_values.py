@@ -24,6 +24,8 @@ from lowtide.api.options import PLACES, VALUES
         (lambda: lowtide.Planning(effort="quick", search=lowtide.Sweep()), TypeError, "effort and search: expected one of them"),
         (lambda: lowtide.Planning(workspaces="no"), TypeError, "workspaces: expected True or False, or None, got 'no'"),
         (lambda: lowtide.Planning(simulate=3), TypeError, "simulate: expected the name of a machine"),
+        (lambda: lowtide.Planning(device=5), TypeError, 'device: expected "cpu", "cuda" or a torch.device, got 5'),
+        (lambda: lowtide.Planning(device="gpu"), ValueError, "device: expected .* got 'gpu'"),
         (lambda: lowtide.Run(kernels="xla"), ValueError, "kernels: expected one of 'auto', 'eager', 'compiled', got 'xla'"),
         (lambda: lowtide.Run(arena="yes"), ValueError, "arena: expected one of 'limit', 'always', 'auto', 'never', got 'yes'"),
         (lambda: lowtide.Run(swap="no"), TypeError, "swap: expected True or False, got 'no'"),

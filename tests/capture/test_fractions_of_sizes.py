@@ -55,6 +55,31 @@ def test_each_call_computes_with_its_own_size(formula: Callable[[Any], Any]):
     check(lambda model, x: (model(x) * formula(x.shape[1])).square().mean(), batches, {0: {1: (2, 8)}})
 
 
+@pytest.mark.filterwarnings("ignore:.*parts of the range apart")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda n: torch.tensor(n).item(),
+        lambda n: torch.full((2,), n).tolist()[1],
+        lambda n: int(torch.ones(n).sum()),
+        lambda n: torch.arange(n)[-1].item(),
+        lambda n: 2 if torch.tensor(n) > 5 else 3,
+    ],
+    ids=["number", "list", "sum", "last", "branch"],
+)
+def test_what_is_read_of_a_size_is_read_again_for_another(read: Callable[[Any], Any]):
+    batches = [(torch.rand(2, length, 8),) for length in (4, 6, 3, 7, 4)]
+    check(lambda model, x: (model(x) * read(x.shape[1])).square().mean(), batches, {0: {1: (2, 8)}})
+
+
+def test_lengths_of_tensors_follow_sizes():
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        half = model(x)[: len(x) // 2]
+        return half.square().sum() / len(half) + len(x[0]) * float(len("ab")) * half.mean()
+
+    check(loss, [(torch.rand(rows, 8),) for rows in (4, 6, 3, 7, 5)], {0: {0: (2, 8)}})
+
+
 def test_what_sympy_takes_for_one_number_is_refused():
     """Python's sum is 0 for some lengths, and a last bit for others."""
     with pytest.raises(lowtide.CaptureError, match="whose last bits a graph cannot promise"):

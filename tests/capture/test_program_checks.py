@@ -26,6 +26,7 @@ def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0])
 PLAIN = lowtide.Planning(workspaces=False)
 
 
@@ -315,3 +316,25 @@ def test_inference_checks_too_where_kernels_are_generated():
         with pytest.raises(ValueError, match=r"logits.* of .*Categorical"):
             run(torch.full_like(X, float("nan")))
         assert torch.allclose(run(X), model(X))
+
+
+@pytest.mark.parametrize(("count", "label"), [(4, 4), (4, -1), (-1, -1)])
+def test_labels_are_looked_at_where_eager_makes_vectors_of_them(count, label):
+    """Under fake tensors torch makes a row of zeros of a label that eager does not take."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(model(x)[:, :4], functional.one_hot(y, count).float())
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+    step = lowtide.optimize(model, (X, LABELS), loss=loss, optimizer=optim.SGD(model.parameters()), planning=PLAIN)
+    expected_loss = loss(model, X, LABELS)
+    assert torch.equal(step(X, LABELS), expected_loss)
+    before, bad = [each.clone() for each in model.parameters()], LABELS.clone()
+    bad[1] = label
+    with pytest.raises(RuntimeError) as expected:
+        loss(model, X, bad)
+    with pytest.raises(RuntimeError) as raised:
+        step(X, bad)
+    assert str(raised.value) == str(expected.value)
+    assert all(map(torch.equal, before, model.parameters()))

@@ -54,6 +54,7 @@ def test_micro_batches_with_more_results_than_the_loss():
         ({"solver": lowtide.schedule.Best}, TypeError, "solver: expected a value like"),
         ({"callback": "print"}, TypeError, "callback: expected a function"),
         ({"simulate": 3}, TypeError, "simulate: expected the name of a machine"),
+        ({"plan": 5}, TypeError, r"plan: expected a Plan, or the path .*step\.save\(path\).* got a int"),
         ({"simulate": "v100"}, ValueError, "simulate: expected one of .*h100.*, got 'v100'"),
     ],
 )

@@ -187,7 +187,23 @@ def in_forward() -> Any:
     return Counting(), square, [seen, Counting.outs]
 
 
-@pytest.mark.parametrize("make", [floats_and_whole_numbers, in_dictionaries, meters_in_a_dictionary, in_forward])
+def beside_numbers_of_constants() -> Any:
+    """As solvers of differential equations count calls of a field, and lay their grid by `.item()` of a tensor of their own."""
+    counts = {"calls": 0}
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value, points = square(model, x), torch.ceil(torch.tensor(1.0) / 0.4).item()
+        for at in torch.arange(0, points) * 0.4:
+            counts["calls"] += 1
+            value = value + at * model(x).mean()
+        return value
+
+    return summed(loss, [counts])
+
+
+@pytest.mark.parametrize(
+    "make", [floats_and_whole_numbers, in_dictionaries, meters_in_a_dictionary, in_forward, beside_numbers_of_constants]
+)
 def test_what_is_summed_up_is_what_eager_sums_up(make):
     check(make)
 

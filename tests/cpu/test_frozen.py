@@ -111,3 +111,11 @@ def test_the_first_call_gives_back_what_is_free(made: ResultSpec, monkeypatch: p
     for _ in range(3):
         fn(x)
     assert given == [None]
+
+
+def test_recurrent_networks_go_into_a_file(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model, x = nn.GRU(16, 8, batch_first=True).eval(), torch.randn(1, 5, 16)
+    lowtide.optimize(model, (x,), exact=False).save_frozen(tmp_path / "gru.lowtide", x)
+    for found, wanted in zip(lowtide.load_frozen(tmp_path / "gru.lowtide")(x), model(x), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-6)

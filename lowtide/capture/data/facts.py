@@ -144,6 +144,15 @@ def at_numbers(reading: Reading, number: SizeAt) -> Reading:
     return replace(reading, question=replace(reading.question, steps=steps))
 
 
+def _varies(step: FactStep) -> bool:
+    """Whether another batch or another moment may give it something else."""
+    return isinstance(step, SlotLeaf) or (isinstance(step, OperatorCall) and _has_sizes((step.args, *(arg for _, arg in step.kwargs))))
+
+
+def _has_sizes(arg: Any) -> bool:
+    return any(map(_has_sizes, arg)) if isinstance(arg, tuple) else isinstance(arg, sympy.Expr)
+
+
 def _numbered(step: FactStep, number: SizeAt) -> FactStep:
     if not isinstance(step, OperatorCall):
         return step
@@ -249,6 +258,11 @@ class Reader:
         given = [self.steps(draft, value) for value in node.inputs]
         return self._ask(joined((*given, (step_of(node, self._key),))), kind, node.op)
 
+    def constant(self, draft: Draft, value: Value) -> Any:
+        """The number in a tensor that is the same in each step, as the program itself writes down all that it is made of; else None."""
+        steps = self.steps(draft, value)
+        return None if any(map(_varies, steps)) else self._ask(steps, "number", ITEM).item()
+
     def later(self, draft: Draft, value: Value) -> tuple[Callable[[], Any], Callable[[str, int], bool]]:
         """Give the number in a tensor, and how it compares ("gt") with another one: no facts before they are asked for.
 
@@ -297,7 +311,7 @@ class Reader:
             answer = self._compute(steps) if trained is None or kind == "number" else None
             if trained is not None and not isinstance(answer, bool):
                 raise UnreadableError(f"{trained.slot}, which the training changes")
-            if any(isinstance(step, SlotLeaf) for step in steps):
+            if any(map(_varies, steps)):
                 outcome = self._facts.outcome(question)
                 assert outcome is not None, "it was just computed"
                 self.readings.setdefault(question.key, Reading(question, outcome))

@@ -109,13 +109,15 @@ class _Host:
             return op(tensor)
         known, compare = None, None
         with suppress(UnreadableError):
+            if (number := self.recorder.reader.constant(draft, draft.value(tensor))) is not None:
+                return number
             known, compare = self.recorder.reader.later(draft, draft.value(tensor))
         value = draft.emit_scalar(ITEM, (draft.value(tensor),))
         kind = bool if tensor.dtype == torch.bool else float if tensor.is_floating_point() else int
-        number = Term(value, kind, self.recorder.refusals, known, compare if tensor.dtype == torch.int64 else None)
+        term = Term(value, kind, self.recorder.refusals, known, compare if tensor.dtype == torch.int64 else None)
         assert self.recorder.numbers is not None, "this is called for such recorders only"
-        self.recorder.numbers.append(weakref.ref(number))
-        return number
+        self.recorder.numbers.append(weakref.ref(term))
+        return term
 
     def numpy(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _plainly(self.values(tensor, "Tensor.numpy").numpy, *args, **kwargs)
@@ -147,6 +149,20 @@ def _tensor_split(op: OpOverload, tensor: torch.Tensor, by: torch.Tensor, dim: i
     if by.dtype != torch.int64 or by.dim() > 1:  # of which torch has a word to say
         return op(tensor, by, dim)
     return torch.tensor_split(tensor, _hosts[-1].values(by, "tensor_split").tolist(), dim)
+
+
+@formula(_aten.one_hot.default)
+def _one_hot(op: OpOverload, classes: torch.Tensor, count: int = -1) -> Any:
+    """Eager looks at classes that lie on the host, and raises; it does not at fake ones, so that each step has to."""
+    if classes.dtype == torch.int64 and classes.device.type == "cpu" and classes.numel():
+        _require(classes.min() >= 0, "Class values must be non-negative.")
+        if count > 0:
+            _require(classes.max() < count, "Class values must be smaller than num_classes.")
+    return op(classes, count)
+
+
+def _require(flag: torch.Tensor, text: str) -> None:
+    torch.ops.lowtide.require.default(flag, True, "RuntimeError", text)
 
 
 @formula(_aten.ctc_loss.IntList)

@@ -15,10 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
-from lowtide.capture.effects.outputs import Key, OutputRecorder, survive
+from lowtide.capture.effects.outputs import CountedPlace, Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
 from lowtide.capture.effects.stand_ins import DrawnError, LeavingError, StaleError
-from lowtide.capture.effects.sums import CountedPlace
 from lowtide.capture.results import DEPENDS
 from lowtide.errors import CaptureError
 

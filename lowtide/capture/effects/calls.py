@@ -41,6 +41,7 @@ from lowtide.capture.effects.sums import (
     Term,
     as_python,
     as_shown,
+    as_term,
     earlier_of,
     emitters,
     in_program,
@@ -149,9 +150,10 @@ def _of_fractions(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _choice(plain: Callable[..., Any]) -> Callable[..., Any]:
     def choice(*args: Any, **options: Any) -> Any:
         given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-        if options or not any(map(is_term, given)) or not all(isinstance(each, (int, float)) for each in given):
+        given = tuple(map(as_term, given)) if any(map(is_term, given)) else ()
+        if options or not given or not all(isinstance(each, (int, float)) for each in given):
             return plain(*args, **options)
-        return NumberExpression(plain, tuple(given))
+        return NumberExpression(plain, given)
 
     return choice
 
@@ -289,6 +291,11 @@ class NumberOperands(TorchFunctionMode):
         """A number that the program itself computes."""
         written = tuple(each.value if isinstance(each, Term) else each for each in operands)
         number = Term(self._recorder.draft.emit_scalar(f"py.{op}", written), float, self._recorder.refusals)
+        self._handed_out.append(weakref.ref(number))
+        return number
+
+    def size(self, item: torch.SymInt | torch.SymFloat) -> Term:
+        number = Term(self._recorder.draft.number(item), kind_of(item), self._recorder.refusals)
         self._handed_out.append(weakref.ref(number))
         return number
 

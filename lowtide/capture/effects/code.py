@@ -2,8 +2,9 @@
 
 Such calls stand where Python answers in C: texts and conversions of numbers that only the running step knows, and questions for the class
 of what stands for a number, a tensor or a container: `f"{loss.item():.3f}"`, `"%.3f" % x`, `"{}".format(x)`, `", ".join(...)`;
-`float(loss)`, `int(count)`, `str(x)`. What these give is an expression that each step computes again. What has no such numbers is what it
-was. So do questions for identity, `id(p)` and `p is q`: a parameter that the program has from elsewhere is that of the model.
+`float(loss)`, `int(count)`, `str(x)`, `len(batch)`. What these give is an expression that each step computes again. What has no such
+numbers is what it was. So do questions for identity, `id(p)` and `p is q`: a parameter that the program has from elsewhere is that of the
+model.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Position
-from lowtide.capture.effects.sums import NumberExpression, Term, is_term, numbers_in, text_of, whole
+from lowtide.capture.effects.sums import NumberExpression, Term, are_of_step, as_term, is_term, text_of, whole
 from lowtide.capture.results import is_number
+from lowtide.capture.sizes.symbols import is_size
 from lowtide.capture.sources import is_users
 
 _NAMES, _ATTRIBUTES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "IMPORT_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 IMPORT = "import "
-NAMES = ("float", "int", "str")
+NAMES = ("float", "int", "str", "len")
 _ASKING = ("type", "id")  # functions that are asked for in their places
 real_of: ContextVar[Callable[[Any], Any]] = ContextVar("real_of", default=lambda item: item)  # of a tensor's fake, while one captures
 
@@ -102,10 +104,12 @@ def is_read(name: str, code: types.CodeType) -> bool:
 
 
 def converted(kind: Any, *args: Any, **options: Any) -> Any:
-    """What such a type makes of a number of the step, or of a size; all else is called as it is."""
-    if len(args) != 1 or options or kind not in (float, int, str):
+    """What such a function makes of a number of the step, or of a size; all else is called as it is."""
+    if len(args) != 1 or options or kind not in (float, int, str, len):
         return kind(*args, **options)
     (item,) = args
+    if kind is len:  # of a tensor: torch gives a number, which fixes the size
+        return item.shape[0] if issubclass(type(item), torch.Tensor) and item.dim() else len(item)
     if kind is str:
         return shown(str, item)
     if isinstance(item, (torch.SymInt, torch.SymFloat)):
@@ -169,7 +173,8 @@ def modulo(one: Any, two: Any) -> Any:
     values = tuple(
         shown(str, each) if letter == "s" and teller("str", each) else each for letter, each in zip(letters, values, strict=True)
     )
-    if not any(is_term(each) or type(each) is FakeTensor for each in (*values, *numbers_in(values))):
+    values = tuple(map(as_term, values))
+    if not are_of_step(values):
         return operator.mod(one, two)
     values = tuple(each if letter in "sra" else number_of(each) for letter, each in zip(letters, values, strict=True))
     fractions = {letter for letter, each in zip(letters, values, strict=True) if is_term(each) and each.kind is float}
@@ -190,7 +195,7 @@ def called(item: Any, name: str, /, *args: Any, **named: Any) -> Any:
     if type(item) is str and len(args) == 1 and not named:
         pieces = [*args[0]]
         args = (pieces,)
-        if any(is_term(each) for each in pieces):
+        if any(is_term(each) or is_size(each) for each in pieces):
             return joined(*[each for piece in pieces for each in (item, piece)][1:])
     return getattr(item, name)(*args, **named)
 

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -33,14 +33,24 @@ from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.going_on import GoingOn
 from lowtide.capture.effects.search import LARGEST, PlaceSearch
 from lowtide.capture.effects.stand_ins import KINDS, StaleError, holds_stand_in, is_stand_in, own_of
-from lowtide.capture.effects.sums import CountedPlace, EarlierNumber, EarlierNumbers, Term, kinds_of, results_in
+from lowtide.capture.effects.sums import EarlierNumber, EarlierNumbers, Term, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
+from lowtide.capture.sizes.symbols import is_size
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 
 Key: TypeAlias = "tuple[int, Any]"  # the id of an object, a dictionary or a variable, and the name in it
 
 _active: list[OutputRecorder] = []  # one at a time, as captures are
+
+
+@dataclass(frozen=True)
+class CountedPlace:
+    """What lies in a place that a program has changed, so that later attempts follow it there."""
+
+    put_back: Callable[[], object]
+    sums: bool  # numbers before and behind it
+    default: Any = ABSENT  # what is read where nothing lies
 
 
 class OutputRecorder:
@@ -108,7 +118,7 @@ class OutputRecorder:
                 was = before.get(name, default)
                 if now is was or (id(item), name) in self.followed_places or (type(item) is dict and hasattr(builtins, name)):
                     continue  # a global that is not there would be Python's own of its name
-                sums = isinstance(now, kinds_of(was))
+                sums = _may_go_on(was, now)
                 if (sums or _is_of_variables(item)) and (holds_fakes(now) or differ(was, now)):
                     old = was.kept.original if is_stand_in(was) else was
                     put = functools.partial(put_entry, table, name, old if default is ABSENT else ABSENT)
@@ -121,7 +131,7 @@ class OutputRecorder:
                 if isinstance(key, torch.Tensor):
                     continue  # a parameter's fake, which is another one in the next attempt
                 was = entry(container.original, key, default)
-                written = key in container.written and isinstance(find(key), kinds_of(was))
+                written = key in container.written and _may_go_on(was, find(key))
                 if container.added > 0 if key is LENGTH else written:
                     plain = key.known() if isinstance(key, Term) and key.known is not None else key  # which is not known behind the capture
                     self.counted[id(container.original), plain] = CountedPlace(lambda: None, True, default)
@@ -136,13 +146,13 @@ class OutputRecorder:
             was = entries.get(name, ABSENT)
             undo(functools.partial(put_entry, entries, name, was))
             default = self.summed[at, name].default  # of its class
-            if kinds_of(value := default if was is ABSENT else was) and self.summed[at, name].sums:
+            if _kinds_of(value := default if was is ABSENT else was) and self.summed[at, name].sums:
                 entries[name] = self._before((at, name), lambda: table, value, default)
             else:
                 self.emptied.add((at, name))
 
     def _before(self, key: Key, table: Callable[[], Any], value: Any, default: Any = ABSENT) -> EarlierNumber:
-        self.sums[key] = Sum(table, key[1], default, kinds_of(value))
+        self.sums[key] = Sum(table, key[1], default, _kinds_of(value))
         before = EarlierNumber(self.earlier, value, self.sums[key], self.refusals)
         self.befores.append(weakref.ref(before))
         return before
@@ -162,7 +172,7 @@ class OutputRecorder:
                 value = entry(original, key, default)
                 if key is LENGTH:
                     container.length = self._before((at, key), lambda: container.now, value)
-                elif kinds_of(value):
+                elif _kinds_of(value):
                     container.sums[key] = self._before((at, key), lambda: container.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
@@ -336,6 +346,16 @@ class OutputRecorder:
         """Raise CaptureError for a number that lies where no step would put it."""
         if survive(self.numbers):
             raise CaptureError("a number that the program computes is kept where it is not found")
+
+
+def _kinds_of(item: Any) -> tuple[type, ...]:
+    """What may lie in the place of something that each step goes on with; none for what is not followed so."""
+    return (int, float) if type(item) in (int, float) else (type(item),) if type(item) in (str, tuple) and item is not ABSENT else ()
+
+
+def _may_go_on(was: Any, now: Any) -> bool:
+    """Whether what a program has put in the place of something may be followed from step to step."""
+    return isinstance(now, _kinds_of(was)) or (is_size(now) and type(was) in (int, float))
 
 
 def survive(numbers: list[weakref.ref[Number]]) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from lowtide.base.places import ABSENT, Position, slots_of, static_attribute
 from lowtide.capture.care import surroundings
 from lowtide.capture.care.turns import lying_in, seen, undoing
-from lowtide.capture.effects.code import NAMES, Positions, rewrite
+from lowtide.capture.effects.code import Positions, rewrite
 from lowtide.capture.effects.stand_ins import KINDS
 from lowtide.capture.sources import is_users
 
@@ -108,11 +108,11 @@ class PlaceSearch:
 
 @contextmanager
 def conversions_followed(roots: Iterable[Any]) -> Iterator[None]:
-    """`float()` and `int()` of sizes are followed in the user's functions while this lasts."""
+    """`float()`, `int()` and `len()` of sizes, and texts with them, are followed in the user's functions while this lasts."""
     with undoing() as undo:
 
-        def meet(function: types.FunctionType, named: set[str]) -> None:
-            if not named.isdisjoint(NAMES):
+        def meet(function: types.FunctionType, _: set[str]) -> None:
+            if is_users(function):
                 rewrite(function, undo)
 
         search = PlaceSearch(lambda _: False, lambda item, *_: item, lambda *_: None, lambda *_: False, meet, undo, lambda *_: None)

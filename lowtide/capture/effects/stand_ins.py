@@ -33,6 +33,7 @@ _NOT_WATCHED = (
 )  # fmt: skip
 
 
+SHOWS_A_SIZE = "a text shows a size that differs from batch to batch, which a captured step would not: keep the number itself"
 SHOWS_A_TENSOR = "a text shows a tensor that the program computes, which a captured step would not: keep the tensor itself"
 
 

@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Sum
 from lowtide.capture.care.contents import is_plain
-from lowtide.capture.effects.stand_ins import is_stand_in, without_stand_ins
+from lowtide.capture.effects.stand_ins import SHOWS_A_SIZE, SHOWS_A_TENSOR, LeavingError, is_stand_in, without_stand_ins
 from lowtide.capture.results import Number, is_number, is_result
+from lowtide.capture.sizes.symbols import is_size
 from lowtide.ir import tree
 from lowtide.ir.graph import Value
 
@@ -88,9 +89,13 @@ def as_python(number: Any) -> Any:
     return number.item() if isinstance(number, numpy.generic) and number.dtype.char in "dlq?" else number
 
 
-def kinds_of(item: Any) -> tuple[type, ...]:
-    """What may lie in the place of something that each step goes on with; none for what is not followed so."""
-    return (int, float) if type(item) in (int, float) else (type(item),) if type(item) in (str, tuple) and item is not ABSENT else ()
+def as_term(item: Any) -> Any:
+    """A size, or a number that follows from one, as a number that can be computed with; all else is itself."""
+    if not is_size(item):
+        return item
+    if not emitters:
+        raise LeavingError(SHOWS_A_SIZE, converts=True)
+    return emitters[-1].size(item)
 
 
 @dataclass
@@ -153,7 +158,7 @@ class NumberExpression(Term):
         terms = [each for each in args if isinstance(each, Term)]
         whole = function is not operator.truediv and all(isinstance(each, int) for each in args)
         kind = kind or (int if whole else float)
-        known = all(each.known for each in terms) and not any(issubclass(type(each), FakeTensor) for each in args)
+        known = all(each.known for each in terms) and not any(is_size(each) or issubclass(type(each), FakeTensor) for each in args)
         super().__init__(None, kind, terms[0].refusals if terms else emitters[-1].refusals, self._now if known else None)
         self.function, self.args = function, args
 
@@ -181,14 +186,23 @@ class TextExpression(NumberExpression):
 
 def text_of(function: Callable[..., str], *args: Any) -> Any:
     """A text that a function makes. What it raises for any number and text of these kinds, it raises at once."""
-    if not any(map(is_term, numbers_in(args))) and not any(issubclass(type(leaf.value), FakeTensor) for leaf in tree.flatten(args)[0]):
+    if not are_of_step(args):
         return function(*args)
     return put_together(function, args, str)
+
+
+def are_of_step(args: Any) -> bool:
+    """Whether there are numbers or tensors among arguments, or in what these hold, that only the running step knows."""
+    if any(map(is_term, numbers_in(args))):
+        return True
+    return any(is_size(leaf.value) or issubclass(type(leaf.value), FakeTensor) for leaf in tree.flatten(args)[0])
 
 
 def put_together(function: Callable[..., Any], args: Any, kind: type) -> Any:
     """What a function makes of numbers and tensors wherever they are in its arguments: each step calls it again."""
     leaves, rebuild = tree.flatten(without_stand_ins(args))
+    if not emitters:
+        raise LeavingError(SHOWS_A_SIZE if any(is_size(leaf.value) for leaf in leaves) else SHOWS_A_TENSOR, converts=True)
 
     def text(*items: Any) -> Any:
         return function(*tree.unflatten(rebuild, items))
@@ -210,7 +224,7 @@ def as_shown(item: Any) -> Any:
 
 def kind_of(item: Any) -> type:
     """What a number is when the step runs."""
-    return item.kind if isinstance(item, Term) else type(item)
+    return item.kind if isinstance(item, Term) else {torch.SymInt: int, torch.SymFloat: float}.get(type(item), type(item))
 
 
 def is_term(item: Any) -> bool:
@@ -239,20 +253,12 @@ def numbers_in(items: Iterable[Any]) -> Iterator[Any]:
             yield from numbers_in(dict.values(pieces) if isinstance(pieces, dict) else pieces)
 
 
-@dataclass(frozen=True)
-class CountedPlace:
-    """What lies in a place that a program has changed, so that later attempts follow it there."""
-
-    put_back: Callable[[], object]
-    sums: bool  # numbers before and behind it
-    default: Any = ABSENT  # what is read where nothing lies
-
-
 def results_in(item: Any) -> list[Any]:
     """The results of the graph that a leaf is made of."""
     if isinstance(item, NumberExpression):
         return [result for each in item.args for result in results_in(each)]
-    return [item] if isinstance(item, torch.Tensor) or (isinstance(item, Number) and not isinstance(item, EarlierNumber)) else []
+    is_own = isinstance(item, torch.Tensor) or is_size(item) or (isinstance(item, Number) and not isinstance(item, EarlierNumber))
+    return [item] if is_own else []
 
 
 def recipe(item: Any) -> Recipe:
@@ -270,6 +276,7 @@ def _operation(function: Callable[..., Any], turned: bool = False, divides: bool
     def operation(self: Term, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented  # its own operator takes over
+        other = as_term(other)
         one, two = (other, self) if turned else (self, other)
         if isinstance(one, str) or isinstance(two, str):
             name = function.__name__
@@ -320,7 +327,7 @@ def _computed(item: NumberExpression) -> Any:
 
 def _power(*both: Any) -> Any:
     """Of what earlier steps leave it is looked at before a step begins whether there is one."""
-    has_modulus = len(both) > 2
+    both, has_modulus = tuple(map(as_term, both)), len(both) > 2
     kind = int if has_modulus else float if type(both[1]) is int and both[1] < 0 else None
     raised = NumberExpression(pow if has_modulus else operator.pow, both, kind)
     if (earlier := earlier_of(raised)) is None:
@@ -391,6 +398,7 @@ def _question(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _comparison(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def comparison(self: Term, other: Any) -> Any:
+        other = as_term(other)
         if self.compare is not None and type(other) is int and -(2**63) <= other < 2**63:
             return self.compare(name, other)
         if self.known is None and (type(other) in (int, float) or is_term(other)):

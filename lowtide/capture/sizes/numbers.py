@@ -11,6 +11,7 @@ While a capture lasts, on its thread, what they compute is recorded of the size.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,8 +24,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from torch.utils._sympy import functions
 
 from lowtide.capture.care.turns import all_replaced
+from lowtide.capture.effects.stand_ins import SHOWS_A_SIZE, LeavingError
 from lowtide.capture.sizes.symbols import expression_of, is_symbolic, size_of
-from lowtide.capture.sources import users_line
+from lowtide.capture.sources import is_called_by_user, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Arg, Value
 from lowtide.ir.operators.row import MATH_FUNCTIONS
@@ -111,11 +113,22 @@ def called_with_sizes() -> AbstractContextManager[None]:
         (
             *((SymNode, method, partial(_noting, op)) for method, op in _OPERATIONS.items()),
             *((math, name, partial(function_of_size, name)) for name in sorted(MATH_FUNCTIONS - _OTHERS)),
+            *((kind, "__repr__", _shown) for kind in (*_SYMBOLIC, torch.SymBool)),
             (torch, "tensor", _tensor),
             (torch, "linspace", partial(_spaced, _ATEN.linspace.default)),
             (torch, "logspace", partial(_spaced, _ATEN.logspace.default)),
         )
     )
+
+
+def _shown(plain: _Function) -> _Function:
+    def representation(size: Any) -> str:
+        """A text for torch and lowtide: the user's own code would put it somewhere, or decide by it."""
+        if is_called_by_user(sys._getframe(1)):
+            raise LeavingError(SHOWS_A_SIZE, converts=True)
+        return plain(size)  # type: ignore[no-any-return]
+
+    return representation
 
 
 def _tensor(plain: _Function) -> _Function:

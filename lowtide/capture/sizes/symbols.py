@@ -229,6 +229,11 @@ def is_symbolic(item: Any) -> bool:
     return isinstance(item, torch.SymInt)
 
 
+def is_size(item: Any) -> bool:
+    """Whether it is a size that differs from batch to batch, or a number that follows from one."""
+    return type(item) in (torch.SymInt, torch.SymFloat)
+
+
 def size_of(item: Extent) -> Size:
     """A number of torch's as a size of the graph, in normal form: what is equal at every point is equal, but for rounding within."""
     if not isinstance(item, torch.SymInt):
