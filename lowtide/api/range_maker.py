@@ -23,6 +23,7 @@ from lowtide.capture.batches import largest
 from lowtide.capture.care.turns import interrupts_that_can_be_taken
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.sizes.probes import is_dense
+from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.trace import CapturedStep
 from lowtide.cost.laboratory import Laboratory
 from lowtide.errors import CaptureError
@@ -219,11 +220,23 @@ class RangeMaker:
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LimitedRange:
         """Capture the program for the part of the range around a batch, and plan it."""
         with self._maker.machine.laboratory(self.capturing.trains) as laboratory:
-            region = self._region(self._traced(args, kwargs, laboratory), laboratory)
+            region = self._region(self._around(args, kwargs, laboratory), laboratory)
         served = self._plan(region)
         if len(self._served) == _MANY:
             warn(f"lowtide has captured {_MANY} parts of the range apart, {region.why}")
         return served
+
+    def _around(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
+        """The programs around a batch. Where they are for one number of a dimension alone (`if len(x) == 1`), that is none of theirs."""
+        maker, point = self._maker, self._varying.point(shapes_of(args, kwargs))
+        while True:
+            try:
+                return TracedPrograms(*maker.capturing.as_it_is(args, kwargs, laboratory), point)
+            except FixedError as error:
+                varying = maker.capturing.varying.without(error.name)
+                if varying == maker.capturing.varying:
+                    raise
+                maker = maker.for_range(varying)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], laboratory: Laboratory) -> TracedPrograms:
         captured, premises = self.capturing.as_it_is(args, kwargs, laboratory)

@@ -103,3 +103,15 @@ def test_losses_whose_gradients_have_no_fake_kernel(reduction: str):
         several[:, :3] = torch.rand(rows, 8).argsort(1)[:, :3]
         batches.append((torch.rand(rows, 8), torch.randint(0, 8, (rows,)), several))
     check(loss, batches, {0: {0: ("rows", 2, 8)}, 1: {0: "rows"}, 2: {0: "rows"}})
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda model, x: model(x).square().mean() * (2.0 if x.shape[0] == 4 else 3.0),
+        lambda model, x: model(x).square().sum() if len(x) > 4 else sum(model(x[at]).sum() * at for at in range(len(x))),
+    ],
+    ids=["branch", "loop"],
+)
+def test_a_number_that_has_a_program_of_its_own_is_captured_apart(loss: Callable[..., Tensor]):
+    check(loss, [(torch.rand(rows, 8),) for rows in (6, 4, 7, 4, 3, 5)], {0: {0: (2, 8)}})

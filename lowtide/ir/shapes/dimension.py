@@ -154,6 +154,12 @@ class Varying:
         """The extents of one leaf's tensor that vary, and what they are called."""
         return {axis.dim: axis.name for axis in self.axes if axis.leaf == leaf}
 
+    def without(self, name: str) -> Varying:
+        """The same but for one dimension, whose number does not vary."""
+        left = tuple(each for each in self.dimensions if each.name != name)
+        names = {each.extent_name for each in left}
+        return Varying(left, tuple(axis for axis in self.axes if axis.name in names))
+
     def point(self, shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
         """The number of each dimension, given the shape of each leaf (None for what is no tensor).
 
