@@ -13,12 +13,12 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from lowtide.cpu.executable import LoadedNetwork
-from lowtide.errors import BatchError
+from lowtide.errors import BatchError, StepError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Slot
 from lowtide.lower.python import lower, without_constants
@@ -161,6 +161,13 @@ class Frozen:
         if self._specs is not None and self._specs.hold(args, kwargs):
             return self._run(args)
         return self._run(self._leaves(args, kwargs))
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """It is bound to kernels of this process. Raises StepError, also for `copy.copy` and `copy.deepcopy`."""
+        raise StepError(
+            "a frozen function cannot be pickled or copied: its kernels are loaded into this process. For "
+            "another process write it with step.save_frozen(path, *batch), and load it there with lowtide.load_frozen(path)"
+        )
 
     def _first(self, leaves: Sequence[Any]) -> Any:
         """The first call's result. What it took to come here is gone by then, perhaps the model, too: its memory becomes the system's."""

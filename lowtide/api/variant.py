@@ -45,27 +45,29 @@ _MOST_COPIED_BYTES = 2**20  # in each call, for a check that may never fail
 
 @dataclass(frozen=True)
 class Harm:
-    """What a step has written of what it trains, before the node that failed."""
+    """What a step has written of what it trains, before the node that failed or was interrupted."""
 
     updated: int  # parameters
+    at_most: int  # with those of the node itself: an interrupt comes before it has run, or after
     trained: int  # parameters that a whole step updates
-    touched: bool  # whether any parameter or optimizer state was written
+    touched: bool  # whether any parameter or optimizer state may have been written
     node: Node
 
     @classmethod
-    def of(cls, plan: Decision, position: int) -> Harm:
-        """Of a step whose node at `position` of the order has failed."""
+    def of(cls, plan: Decision, position: int, *, interrupted: bool) -> Harm:
+        """Of a step whose node at `position` of the order has failed, or was `interrupted`."""
         nodes = [plan.graph.nodes[index] for index in plan.order]
-        done = _written(nodes[:position])
-        whole = [storage for storage in _written(nodes) if storage.kind is Kind.PARAMETER]
-        return cls(sum(storage in done for storage in whole), len(whole), bool(done), nodes[position])
+        done, begun = _written(nodes[:position]), _written(nodes[: position + interrupted])
+        whole = {storage for storage in _written(nodes) if storage.kind is Kind.PARAMETER}
+        return cls(len(whole & done), len(whole & begun), len(whole), bool(begun), nodes[position])
 
     def __str__(self) -> str:
         source = self.node.source
         where = f" ({source.file}:{source.line})" if source is not None else ""
+        count = f"{self.updated} or {self.at_most}" if self.at_most > self.updated else self.updated
         return (
-            f"the step failed in {self.node.op}{where}, after its loss: {self.updated} of {self.trained} parameters were updated, "
-            "and the optimizer's state of some; go on from a checkpoint"
+            f"the step ended in {self.node.op}{where}, after its loss: {count} of {self.trained} parameters were updated, and the "
+            "optimizer's state of some; go on from a checkpoint"
         )
 
 
@@ -78,7 +80,7 @@ def tell_harm(error: BaseException, plan: Decision, program: Program) -> None:
     position = positions(plan)[line - 1] if line else -1
     if not 0 <= position < len(plan.order):
         return
-    harm = Harm.of(plan, position)
+    harm = Harm.of(plan, position, interrupted=not isinstance(error, Exception))
     if not harm.touched:
         if is_collective(harm.node) and isinstance(error, RuntimeError):
             raise StepError(f"{UNANSWERED}. No parameter was updated in this step. What failed: {error}") from error

@@ -62,6 +62,19 @@ def given_by_a_partial() -> Any:
     return Net(), functools.partial(loss, log=seen, scale=2.0), seen
 
 
-@pytest.mark.parametrize("make", [wrapped_by_a_library, kept_by_a_hook_on_a_gradient, given_by_a_partial])
+def attributes_of_the_function_itself() -> Any:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = square(model, x)
+        loss.calls += 1
+        loss.last = value.item()
+        return value * (1 + 1 / loss.calls)
+
+    loss.calls, loss.last = 0, 0.0
+    return Net(), loss, loss.__dict__
+
+
+@pytest.mark.parametrize(
+    "make", [wrapped_by_a_library, kept_by_a_hook_on_a_gradient, given_by_a_partial, attributes_of_the_function_itself]
+)
 def test_what_lies_behind_functions_is_found(make):
     check(make)

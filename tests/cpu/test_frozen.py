@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any
@@ -111,6 +112,11 @@ def test_the_first_call_gives_back_what_is_free(made: ResultSpec, monkeypatch: p
     for _ in range(3):
         fn(x)
     assert given == [None]
+
+
+def test_a_copy_is_refused_with_what_to_do(made: ResultSpec) -> None:
+    with pytest.raises(lowtide.StepError, match="cannot be pickled or copied.*load_frozen"):
+        copy.deepcopy(made[2].frozen(made[1]))
 
 
 def test_recurrent_networks_go_into_a_file(tmp_path: Any) -> None:

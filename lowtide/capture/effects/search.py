@@ -73,6 +73,8 @@ class PlaceSearch:
                 for name in (keywords := item.keywords) if isinstance(item, functools.partial) else ():
                     place(functools.partial(keywords.__getitem__, name), functools.partial(keywords.__setitem__, name))
             elif isinstance(item, types.FunctionType):
+                if vars(item) and is_users(item):
+                    table_of(item, vars(item))
                 self.meet(item, _of_function(item, place, table_of))
             elif isinstance(item, type):
                 waiting.extend(surroundings.functions_of(item))
