@@ -115,7 +115,7 @@ def test_the_first_call_gives_back_what_is_free(made: ResultSpec, monkeypatch: p
 
 
 def test_a_copy_is_refused_with_what_to_do(made: ResultSpec) -> None:
-    with pytest.raises(lowtide.StepError, match="cannot be pickled or copied.*load_frozen"):
+    with pytest.raises(lowtide.StepError, match=r"cannot be pickled or copied.*load_frozen"):
         copy.deepcopy(made[2].frozen(made[1]))
 
 
