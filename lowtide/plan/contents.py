@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,12 +33,12 @@ class Timeline:
         cls, spans: Iterable[tuple[Kind, int, int, int]], workspace_bytes: Sequence[int], nodes: Sequence[Node], us: Sequence[float] = ()
     ) -> Timeline:
         """From (kind, bytes, start, end) of each tensor; the workspaces, nodes and times by step."""
-        steps, change = len(workspace_bytes), dict[Kind, list[int]]()
+        steps = len(workspace_bytes)
+        change: dict[Kind, list[int]] = defaultdict(lambda: [0] * (steps + 1))
         for kind, nbytes, start, end in spans:
             if nbytes and start < end:
-                of = change.setdefault(kind, [0] * (steps + 1))
-                of[start] += nbytes
-                of[end] -= nbytes
+                change[kind][start] += nbytes
+                change[kind][end] -= nbytes
         kinds = sorted(change, key=list(Kind).index)
         return cls({kind: tuple(accumulate(change[kind][:-1])) for kind in kinds}, tuple(workspace_bytes), _phases(nodes), tuple(us))
 

@@ -126,9 +126,15 @@ def offloaded_storages(graph: Graph) -> frozenset[Storage]:
 
 def is_view(node: Node) -> bool:
     """Whether a node only looks at the storages of its inputs in other ways: it makes no bytes and writes none."""
-    results = [value for value in node.outputs if value is not None]
-    given = {value.storage for value in node.inputs}
-    return bool(results) and not node.writes and all(value.storage in given and value.dtype != "scalar" for value in results)
+    if node.writes:
+        return False
+    given, looks = [value.storage for value in node.inputs], False
+    for value in node.outputs:  # in a loop, as planning asks it of each node many times
+        if value is not None:
+            if value.dtype == "scalar" or value.storage not in given:
+                return False
+            looks = True
+    return looks
 
 
 def repeatable(node: Node) -> Node | None:
