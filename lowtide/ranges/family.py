@@ -263,7 +263,9 @@ class PlanFamily:
         times: list[float] = self._times(point).tolist()
         if budget.memory_bytes is not None:
             fitting = [(us, peak, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if peak <= budget.memory_bytes]
-            return self.members[min(fitting)[2]] if fitting else None
+            unlimited_bytes = self._leanest_order(point).peak_bytes(point)
+            no_higher = [each for each in fitting if each[1] <= unlimited_bytes]  # than without a limit
+            return self.members[min(no_higher or fitting)[2]] if fitting else None
         most_us = max((budget.latency or 1.0) * self.order_us(point) * SAME, min(times))
         return self.members[min((peak, us, place) for place, (us, peak) in enumerate(zip(times, peaks, strict=True)) if us <= most_us)[2]]
 

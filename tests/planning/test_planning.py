@@ -11,7 +11,7 @@ from lowtide.plan.plan import Provenance
 from lowtide.planning.candidate import Candidate
 from lowtide.planning.planner import checked
 from lowtide.planning.replan import replan
-from lowtide.planning.request import Request
+from lowtide.planning.request import NO_LIMIT, Budget, Effort, Request
 from lowtide.schedule import Best, ProgramOrder
 from tests.planned import plan
 
@@ -49,6 +49,16 @@ def test_the_leanest_candidate_is_planned_and_eager_is_the_first():
     found = _planned((captured, (0,) * 4), (leaner, (0,) * 4), solver=ProgramOrder())
     assert found.graph is leaner
     assert found.eager_peak_bytes == 10 + 100 + 100 + 1
+
+
+def test_a_limit_never_gives_a_higher_peak_than_none():
+    """Also where the leaner graph, taken for free without a limit, was measured to be slower: there is room for the other one."""
+    graphs = _two_branches(), _two_branches(second_bytes=20)
+    among = [Candidate(graph, (0,) * 4).timed((us,) * 4) for graph, us in zip(graphs, (1.0, 1.1), strict=True)]
+    requests = [Request(PROVENANCE, budget, sweeps=Effort.QUICK.sweeps) for budget in (NO_LIMIT, *map(Budget, (1000, 130, 120)))]
+    without, *limited = (plan(among, request) for request in requests)
+    assert all(each.peak_bytes <= without.peak_bytes for each in limited)
+    assert limited[0].graph is graphs[1]
 
 
 def test_of_equal_candidates_the_captured_graph_stays():
