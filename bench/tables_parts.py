@@ -33,8 +33,6 @@ _SINCE = {
     "compiled": "nothing; rows of commits before wait longer for regions to be tried, and the oldest for each kernel to be compiled alone",
     "ago_tuning": _PRODUCTS,
     "ago_compiling": "the code that makes kernels has changed; rows of networks but MobileViT, EdgeNeXt and ConvNeXt are of commit 8d0bddd",
-    "ago_memory": "weights that torch's operators read are promised as well, most of all of bert_tiny, and the code that makes kernels has "
-    "changed; rows of MobileNet-V2, MNASNet, and ShuffleNet of 56 and 112 pixels are of c260820 and before",
     "ago_others": "the code that makes kernels has changed; rows of networks but RepVGG, RegNetY and ResNet-18 are of commit f7d36fd",
     "place": "placers have changed for more than 100,000 buffers; rows but those of a million buffers are of commit 67ebfdd",
     "order_only": "capture and searches have changed; rows of batch 32 are of commit 62f458b and before",
