@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lowtide.cpu.executable import LoadedNetwork
+from lowtide.cpu.executable import LoadedNetwork, UnlikeConstantsError
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.bodies import is_region
 from lowtide.ir.graph import Graph, Slot
@@ -100,7 +100,10 @@ class RepeatedCalls:
                 inference.check(inference.filled(self._kept, args))
             except (ChangedError, BatchError):  # the long way says what is wrong, or captures anew
                 return UNLIKE
-        return inference(self._kept, args)
+        try:
+            return inference(self._kept, args)
+        except UnlikeConstantsError:
+            return UNLIKE
 
 
 def _batch_places(slots: Sequence[Slot]) -> tuple[tuple[int, int], ...]:

@@ -96,18 +96,26 @@ class LoadedNetwork:
         return [self._arena.new_empty_strided(shape, stride) for shape, stride in self._looks]
 
 
+class UnlikeConstantsError(Exception):
+    """Tensors that a network has packed are of another dtype or shape now: it is another program's turn."""
+
+
 class Constants:
     """Tensors as they were when this was made: which objects, how often torch has counted a write to each, and how each lies in memory."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
-        self._seen = self._looked()
+        self._seen, self._dtypes = self._looked(), [tensor.dtype for tensor in self.tensors]
 
     def same(self, tensors: Sequence[torch.Tensor]) -> bool:
         return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors)) and self.unchanged()
 
     def unchanged(self) -> bool:
         return self._looked() == self._seen
+
+    def still_alike(self) -> bool:
+        """Whether what has changed of them is their numbers, or where these lie."""
+        return self._seen[2] == [*map(_shape, self.tensors)] and self._dtypes == [tensor.dtype for tensor in self.tensors]
 
     def _looked(self) -> tuple[list[Any], ...]:
         versions, addresses = [*map(_version, self.tensors)], [*map(torch.Tensor.data_ptr, self.tensors)]
@@ -206,10 +214,14 @@ class NetworkCalls:
     def again(self, *live: torch.Tensor) -> list[torch.Tensor]:
         """The same from the same constants as in the last call, of which only the arguments that differ are given.
 
+        Raises UnlikeConstantsError where they are not.
+
         A call's many tensors are not even touched: what a network of a tenth of a millisecond does leaves none of them in a near cache.
         """
         with self._held.lock:
             if not self._constants.unchanged() or not self._numbers.same():
+                if not self._constants.still_alike():
+                    raise UnlikeConstantsError
                 self._pack(self._constants.tensors)
             return self._held.run(live)
 

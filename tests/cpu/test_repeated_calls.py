@@ -171,6 +171,27 @@ def test_a_step_notices(change: str):
         assert near(step(x), model(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_layer_of_another_dtype_beside_a_lookup_is_noticed(dtype: torch.dtype):
+    """Weights are packed anew where they are written, by a call that does not look at them."""
+
+    class Found(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names = nn.Embedding(10, 5)
+
+        def forward(self, x: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.names(names)
+
+    model, batch = Found().eval(), (torch.randn(2, 3, 6, 6), torch.tensor([1, 9]))
+    step = warm(lowtide.optimize(model, batch, exact=False), *batch)
+    model.out.to(dtype)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        step(*batch)
+    model.out.float()
+    assert near(step(*batch), model(*batch))
+
+
 def test_dropout_switched_on_is_noticed():
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(1, 3, 6, 6)
