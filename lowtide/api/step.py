@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -80,6 +81,7 @@ class Step:
         )
         self._lookup = Lookup(maker, batch, family, check, obstacle, limited=self._others.limited)
         self._again: RepeatedCalls | None = None  # calls like the last one
+        self._turns = threading.RLock() if maker.capturing.trains else None  # a step may be of other shapes within
         self.seconds = maker.stages.seconds  # by stage: "capture", "measure", "compile", "order", "arena"
 
     @property
@@ -240,8 +242,14 @@ class Step:
         CaptureError where it has to be captured anew and cannot be; BudgetError where nothing within the limit is found for that shape;
         what the program itself raises where it checks its data and finds them wrong: all is done then that comes before, as in eager.
         Under a limit, and with several processes, no counts and lists are filled in such a call, and none of it is done where the batch
-        alone decides.
+        alone decides. Threads that train by one step take turns.
         """
+        if self._turns is None:
+            return self._called(args, kwargs)
+        with self._turns:
+            return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         again = self._again  # which another thread may set
         if again is not None and not self._lookup.check.comes:
             began = time.perf_counter()

@@ -170,7 +170,9 @@ def _solver(spec: Spec, family: SolverFamily[S]) -> S:
 def _checked(name: str, make: Callable[..., S], settings: Mapping[str, Any]) -> S:
     """The solver with these settings, or its own word on values that are of their type and that it cannot work with."""
     try:
-        return make(**settings)
+        made = make(**settings)
+        check_amounts(made)
+        return made
     except ValueError as error:
         raise FormatError(f"solver {name}: {error}") from error
 
@@ -287,6 +289,13 @@ def described(solver: object) -> str:
 def _is_changed(solver: object, each: dataclasses.Field[object]) -> bool:
     default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
     return bool(getattr(solver, each.name) != default)
+
+
+def check_amounts(solver: Any) -> None:
+    """Raises ValueError for a setting that limits a solver to less than nothing."""
+    for field in _fields(type(solver)):
+        if isinstance(value := getattr(solver, field.name), (int, float)) and not value >= 0:  # nor is NaN
+            raise ValueError(f"{type(solver).__name__}: expected {field.name} to be 0 or more, got {value}")
 
 
 def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:

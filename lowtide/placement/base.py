@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lowtide.base.solver_text import described, replaced
+from lowtide.base.solver_text import check_amounts, described, replaced
 from lowtide.problems import Status
 from lowtide.problems.placement import PlaceProblem, check_placement
 
@@ -104,9 +104,10 @@ def judged(arena_bytes: int, bound_bytes: int, capacity_bytes: int | None) -> St
 
 
 def checked(placer: object, name: str = "placer") -> Placer:
-    """What a user gave as a placer, under a name. Raises TypeError for anything else, its class or its own name too."""
+    """What a user gave as a placer, under a name. Raises TypeError for anything else, its class or its own name too; ValueError."""
     if isinstance(placer, type) or not isinstance(placer, Placer):
         raise TypeError(f"{name}: expected a value like lowtide.placement.Exact(), got {placer!r}")
+    check_amounts(placer)
     return placer
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lowtide.base.solver_text import described, replaced
+from lowtide.base.solver_text import check_amounts, described, replaced
 from lowtide.cost.memory import simulate
 from lowtide.problems import Status
 from lowtide.problems.order import OrderProblem
@@ -73,9 +73,10 @@ def scheduled(
 
 
 def checked(solver: object) -> Solver:
-    """What a user gave as a solver. Raises TypeError for anything else, its class or its name too."""
+    """What a user gave as a solver. Raises TypeError for anything else, its class or its name too; ValueError."""
     if isinstance(solver, type) or not isinstance(solver, Solver):
         raise TypeError(f"solver: expected a value like lowtide.schedule.Best(), got {solver!r}")
+    check_amounts(solver)
     return solver
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from torch import nn
 
+import lowtide
 from tests.api.networks import adamw, convnet, cross_entropy, pictures, sgd, workload
 from tests.training import check
 
@@ -104,3 +109,23 @@ def test_weights_are_tied_midway():
         return torch.arange(8).view(2, 4), torch.arange(8)
 
     check(workload(Tied, words, cross_entropy, adamw), steps=5, between=between)
+
+
+def test_threads_that_train_by_one_step_take_turns():
+    """As many updates as calls, one after another: the same batch in any order gives eager's weights."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), torch.randn(32, 64)
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.Adam(each.parameters()) for each in (model, twin))
+    step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x).square().mean(), optimizer=optimizer)
+    with ThreadPoolExecutor(4) as pool:
+        losses = sorted(result.item() for result in pool.map(step, [x] * 40))
+    expected = []
+    for _ in range(40):
+        other.zero_grad()
+        loss = twin(x).square().mean()
+        loss.backward()
+        other.step()
+        expected.append(loss.item())
+    assert losses == sorted(expected)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

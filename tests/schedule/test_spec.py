@@ -101,6 +101,7 @@ def test_what_is_read(text: str, solver: Solver) -> None:
         ("ilpmodel{max_states=-1}", "solver ilpmodel: max_states: expected 0 or more"),
         ("ilpmodel{max_seconds=soon}", "max_seconds: expected a number, got 'soon'"),
         ("ilpmodel{max_seconds=nan}", "max_seconds: expected a number, got 'nan'"),
+        ("ilpmodel{max_seconds=-1}", "solver ilpmodel: ILPModel: expected max_seconds to be 0 or more, got -1"),
         ("ilpmodel{prune=1}", "prune: expected true or false, got '1'"),
         ("ilpmodel{parts=3}", r"parts: expected a list like \[a,b\], got '3'"),
         ("ilpmodel{parts=[1,x]}", "parts: expected an integer below 2\\*\\*63, got 'x'"),
@@ -142,7 +143,7 @@ simple_solvers = st.one_of(
 
 def composed(inner: st.SearchStrategy[Solver]) -> st.SearchStrategy[Solver]:
     models = st.builds(
-        ILPModel, max_states=st.integers(0, 2**63 - 1), max_seconds=st.none() | st.floats(allow_nan=False), prune=st.booleans(),
+        ILPModel, max_states=st.integers(0, 2**63 - 1), max_seconds=st.none() | st.floats(min_value=0), prune=st.booleans(),
         solver=st.sampled_from(["highs", "cp-sat", 3]), label=st.sampled_from(["a b", "none", "é"]),
         parts=st.lists(st.integers(-5, 5)).map(tuple), first=inner, either=st.integers(0, 9) | st.just("all"),
     )  # fmt: skip
