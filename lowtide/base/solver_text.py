@@ -170,9 +170,9 @@ def _solver(spec: Spec, family: SolverFamily[S]) -> S:
 def _checked(name: str, make: Callable[..., S], settings: Mapping[str, Any]) -> S:
     """The solver with these settings, or its own word on values that are of their type and that it cannot work with."""
     try:
-        made = make(**settings)
-        check_amounts(made)
-        return made
+        solver = make(**settings)
+        check_amounts(solver)
+        return solver
     except ValueError as error:
         raise FormatError(f"solver {name}: {error}") from error
 

@@ -128,13 +128,13 @@ def is_view(node: Node) -> bool:
     """Whether a node only looks at the storages of its inputs in other ways: it makes no bytes and writes none."""
     if node.writes:
         return False
-    given, looks = [value.storage for value in node.inputs], False
+    given, exists = [value.storage for value in node.inputs], False
     for value in node.outputs:  # in a loop, as planning asks it of each node many times
         if value is not None:
             if value.dtype == "scalar" or value.storage not in given:
                 return False
-            looks = True
-    return looks
+            exists = True
+    return exists
 
 
 def repeatable(node: Node) -> Node | None:
