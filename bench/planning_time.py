@@ -155,7 +155,7 @@ def _overheads(case: Case) -> dict[str, Any]:
     optimize, _ = _ready(case)
     found: dict[str, Any] = {}
     for effort in ("normal", "thorough"):
-        step = optimize(memory=_SHARES[0], planning=lowtide.Planning(effort=effort))
+        step = optimize(memory=_SHARES[0], planning=lowtide.Planning(effort=effort, simulate=case.settings.get("simulate")))
         for share in _SHARES:
             found[f"{effort}_{share[:-1]}"] = _overhead(step, share)
     return found

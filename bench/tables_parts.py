@@ -27,8 +27,6 @@ _SINCE = {
     "magis_micro": "inner dimensions are cut as well, and results of loops may lie where arguments lay",
     "in_parts": "results of loops may lie where arguments lay, the search goes down in wide steps first, and the last column, which is "
     "over the same program with nothing computed again, will be over no limit",
-    "planning_time": "small programs are searched further; local moves take less of the time of long programs, in long runs where the "
-    "time rises steeply",
     "stability": "nothing that changes its rows",
     "compiled": "nothing; rows of commits before wait longer for regions to be tried, and the oldest for each kernel to be compiled alone",
     "ago_tuning": _PRODUCTS,
