@@ -149,10 +149,17 @@ class CandidateArchive:
                 points.append(point)
         return points
 
-    def _within_unlimited(self, unlimited_bytes: int, budget: Budget) -> list[Point]:
-        """The points that limits of memory give: none takes more than the plan without a limit."""
-        points = self.frontier_pinning(budget.host_bytes)
-        return [each for each in points if each.peak_bytes <= unlimited_bytes] or points
+    def unlimited_bytes(self, by_order: Plan) -> float:
+        """What a plan without a limit takes, and so no plan within one exceeds.
+
+        Nobody knows of several graphs with compiled kernels: the fastest is taken without a limit, whatever it holds.
+        """
+        return math.inf if any(each.generated for each in self.candidates) else by_order.peak_bytes
+
+    def _asked_for(self, by_order: Plan, budget: Budget) -> list[Point]:
+        """The points that limits of memory give."""
+        points, most_bytes = self.frontier_pinning(budget.host_bytes), self.unlimited_bytes(by_order)
+        return [each for each in points if each.peak_bytes <= most_bytes] or points
 
     def host_frontier(self, memory_bytes: int) -> tuple[HostPoint, ...]:
         """What the host's memory buys within so many bytes of the device: what is faster than all that pins less, that first.
@@ -202,7 +209,7 @@ class CandidateArchive:
             order_us=self.order_us,
             order_peak_bytes=by_order.peak_bytes,
             recomputed=len(done.recomputed),
-            frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self._within_unlimited(by_order.peak_bytes, budget)),
+            frontier=tuple(FrontierPoint(each.peak_bytes, each.time_us) for each in self._asked_for(by_order, budget)),
             host_frontier=self.host_frontier(max(point.peak_bytes, budget.memory_bytes or 0)),
             time_bound_us=self._bound_us(point.peak_bytes),
             evictions=evictions_of(own, point.sequence, candidate.graph, done.graph, np.array(plan.reuses, np.int32)),

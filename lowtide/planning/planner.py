@@ -162,7 +162,7 @@ class Planner:
         if not request.budget.is_limit:
             return _within_host(overlapped(by_order, by_order.peak_bytes), request.budget)
         searched = self._searched_for(which, request)
-        point = searched.within(request.budget.at_most(by_order.peak_bytes)) or searched.within(request.budget)
+        point = searched.within(request.budget.at_most(searched.unlimited_bytes(by_order))) or searched.within(request.budget)
         if point is None:
             raise self._refusal(which, request, searched, by_order)
         plan = searched.plan(point, by_order, request.budget)

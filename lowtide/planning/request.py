@@ -126,9 +126,11 @@ class Budget:
         """Whether there is something to keep to, so that times matter."""
         return self.memory_bytes is not None or self.latency is not None
 
-    def at_most(self, unlimited_bytes: int) -> Budget:
+    def at_most(self, unlimited_bytes: float) -> Budget:
         """The same limit, or what a plan without one takes, if that is less: less memory never gives a higher peak."""
-        return self if self.memory_bytes is None else replace(self, memory_bytes=min(self.memory_bytes, unlimited_bytes))
+        return (
+            self if self.memory_bytes is None or self.memory_bytes <= unlimited_bytes else replace(self, memory_bytes=int(unlimited_bytes))
+        )
 
 
 NO_LIMIT = Budget()

@@ -61,6 +61,16 @@ def test_a_limit_never_gives_a_higher_peak_than_none():
     assert limited[0].peak_bytes == without.peak_bytes
 
 
+def test_of_graphs_with_compiled_kernels_a_limit_takes_the_fastest():
+    """Without a limit their times decide which one there is: the leanest is no measure for a limit."""
+    graphs = _two_branches(), _two_branches(second_bytes=20)
+    among = [Candidate(graph, (0,) * 4, generated=True).timed((us,) * 4) for graph, us in zip(graphs, (1.0, 1.1), strict=True)]
+    report = plan(among, Request(PROVENANCE, Budget(1000), sweeps=Effort.QUICK.sweeps)).cost_report
+    assert report is not None
+    assert report.time_us == 4.0
+    assert report.frontier[-1].time_us == 4.0
+
+
 def test_of_equal_candidates_the_captured_graph_stays():
     captured, equal = _two_branches(), _two_branches()
     assert _planned((captured, (0,) * 4), (equal, (0,) * 4)).graph is captured
