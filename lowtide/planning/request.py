@@ -128,9 +128,9 @@ class Budget:
 
     def at_most(self, unlimited_bytes: float) -> Budget:
         """The same limit, or what a plan without one takes, if that is less: less memory never gives a higher peak."""
-        return (
-            self if self.memory_bytes is None or self.memory_bytes <= unlimited_bytes else replace(self, memory_bytes=int(unlimited_bytes))
-        )
+        if self.memory_bytes is None or self.memory_bytes <= unlimited_bytes:
+            return self
+        return replace(self, memory_bytes=int(unlimited_bytes))
 
 
 NO_LIMIT = Budget()

@@ -318,6 +318,15 @@ def test_inference_checks_too_where_kernels_are_generated():
         assert torch.allclose(run(X), model(X))
 
 
+def test_labels_within_a_transform_are_not_looked_at_as_eager_does_not():
+    class Each(nn.Module):
+        def forward(self, y: Tensor) -> Tensor:
+            return torch.vmap(lambda label: functional.one_hot(label, 4))(y)
+
+    run = lowtide.optimize(Each(), (LABELS,), planning=PLAIN)
+    assert all(torch.equal(run(each), Each()(each)) for each in (LABELS, LABELS + 2))
+
+
 @pytest.mark.parametrize(("count", "label"), [(4, 4), (4, -1), (-1, -1)])
 def test_labels_are_looked_at_where_eager_makes_vectors_of_them(count, label):
     """Under fake tensors torch makes a row of zeros of a label that eager does not take."""

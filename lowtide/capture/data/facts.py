@@ -258,11 +258,6 @@ class Reader:
         given = [self.steps(draft, value) for value in node.inputs]
         return self._ask(joined((*given, (step_of(node, self._key),))), kind, node.op)
 
-    def constant(self, draft: Draft, value: Value) -> Any:
-        """The number in a tensor that is the same in each step, as the program itself writes down all that it is made of; else None."""
-        steps = self.steps(draft, value)
-        return None if any(map(_varies, steps)) else self._ask(steps, "number", ITEM).item()
-
     def later(self, draft: Draft, value: Value) -> tuple[Callable[[], Any], Callable[[str, int], bool]]:
         """Give the number in a tensor, and how it compares ("gt") with another one: no facts before they are asked for.
 

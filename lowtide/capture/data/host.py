@@ -109,15 +109,13 @@ class _Host:
             return op(tensor)
         known, compare = None, None
         with suppress(UnreadableError):
-            if (number := self.recorder.reader.constant(draft, draft.value(tensor))) is not None:
-                return number
             known, compare = self.recorder.reader.later(draft, draft.value(tensor))
         value = draft.emit_scalar(ITEM, (draft.value(tensor),))
         kind = bool if tensor.dtype == torch.bool else float if tensor.is_floating_point() else int
-        term = Term(value, kind, self.recorder.refusals, known, compare if tensor.dtype == torch.int64 else None)
+        number = Term(value, kind, self.recorder.refusals, known, compare if tensor.dtype == torch.int64 else None)
         assert self.recorder.numbers is not None, "this is called for such recorders only"
-        self.recorder.numbers.append(weakref.ref(term))
-        return term
+        self.recorder.numbers.append(weakref.ref(number))
+        return number
 
     def numpy(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _plainly(self.values(tensor, "Tensor.numpy").numpy, *args, **kwargs)
@@ -153,8 +151,12 @@ def _tensor_split(op: OpOverload, tensor: torch.Tensor, by: torch.Tensor, dim: i
 
 @formula(_aten.one_hot.default)
 def _one_hot(op: OpOverload, classes: torch.Tensor, count: int = -1) -> Any:
-    """Eager looks at classes that lie on the host, and raises; it does not at fake ones, so that each step has to."""
-    if classes.dtype == torch.int64 and classes.device.type == "cpu" and classes.numel():
+    """Eager looks at classes that lie on the host, and raises; it does not at fake ones, so that each step has to.
+
+    Nor does it within `torch.vmap`.
+    """
+    on_host = classes.device.type == "cpu" and not torch._C._functorch.is_batchedtensor(classes)
+    if classes.dtype == torch.int64 and on_host and classes.numel():
         _require(classes.min() >= 0, "Class values must be non-negative.")
         if count > 0:
             _require(classes.max() < count, "Class values must be smaller than num_classes.")

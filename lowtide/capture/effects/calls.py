@@ -342,6 +342,7 @@ class NumberOperands(TorchFunctionMode):
         if decides or name.strip("_") not in allowed or any(each.kind is bool for each in given):
             # a position, a size, an exponent: each step asks whether it is still the same
             known = {id(each): earlier.decides(each) for each in given if each.kind in (int, bool) and (earlier := earlier_of(each))}
+            known |= {id(each): each.known() for each in given if each.known is not None}
             if not known:
                 refuse()
             return self.__torch_function__(func, types, *_in_place_of(known, args, kwargs))
