@@ -11,6 +11,7 @@ from torch import nn
 from lowtide.api.home import check_state_is_there
 from lowtide.api.options import Run, Training
 from lowtide.base.messages import warn
+from lowtide.base.nested import leaves
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within, torch_optimizer
 from lowtide.capture.program import TrainingProgram
@@ -116,7 +117,7 @@ def check_swapping(model: nn.Module, optimizer: torch.optim.Optimizer | None, ru
     if run.state != "swap":
         return
     states = {} if optimizer is None else optimizer.state
-    tensors = ((f"the optimizer's {key}", value) for state in states.values() for key, value in state.items())
+    tensors = ((f"the optimizer's {'.'.join(map(str, path))}", item) for state in states.values() for path, item in leaves(state))
     for name, tensor in (*model.named_parameters(), *tensors):
         if isinstance(tensor, torch.Tensor) and not tensor.untyped_storage().resizable():
             raise ValueError(f'state="swap": {name} lies in memory that cannot be let go of (from numpy, shared or mapped); clone it first')

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from lowtide.errors import FormatError
+from lowtide.base.nested import leaves
+from lowtide.errors import FormatError, StepError
 from lowtide.runtime.ranks import Peers, SinglePeer
 
 _GROUPS = "optimizer_groups"
@@ -80,6 +81,11 @@ class Trained:
             return
         names = self._names()
         for parameter, entries in self.optimizer.state.items():
+            if isinstance(parameter, str) or any(len(path) > 1 for path, _ in leaves(entries)):
+                raise StepError(
+                    f"{type(self.optimizer).__name__} keeps state in lists, dictionaries or for no parameter, which this "
+                    "checkpoint does not hold: save what optimizer.state_dict() gives"
+                )
             for key, item in entries.items():
                 if isinstance(item, (torch.Tensor, int, float)) and not isinstance(item, bool):
                     yield f"optimizer.{names[parameter]}.{key}", item, parameter

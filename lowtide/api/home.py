@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lowtide.api.variant import Variant
+from lowtide.base.nested import Keys, leaves, put
 from lowtide.capture.optimizers.optimizer import LEAST_BYTES
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind
@@ -41,15 +42,15 @@ def send_home(now: View, variants: Iterable[Variant]) -> bool:
 
 def fetch(optimizer: torch.optim.Optimizer) -> None:
     """Put back where its parameter is what lies on the host."""
-    for entries, key, item, device in list(_at_home(optimizer)):
-        entries[key] = item.to(device)
+    for entries, path, item, device in list(_at_home(optimizer)):
+        put(entries, path, item.to(device))
 
 
-def _at_home(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, str, torch.Tensor, torch.device]]:
+def _at_home(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, Keys, torch.Tensor, torch.device]]:
     for parameter, entries in optimizer.state.items():
-        for key, item in entries.items() if isinstance(parameter, torch.Tensor) and not parameter.is_cpu else ():
+        for path, item in leaves(entries) if isinstance(parameter, torch.Tensor) and not parameter.is_cpu else ():
             if isinstance(item, torch.Tensor) and item.is_cpu and item.untyped_storage().nbytes() >= LEAST_BYTES:
-                yield entries, key, item, parameter.device
+                yield entries, path, item, parameter.device
 
 
 @dataclass(frozen=True)

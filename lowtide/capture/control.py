@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -21,13 +21,17 @@ from lowtide.capture.care.turns import replaced
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
 
+_COUNTS = "set_fullgraph_compiled_frame_count"  # by which `fullgraph=True` raises where nothing was compiled; a torch may be without
+
 
 @contextmanager
 def compiling_nothing() -> Iterator[None]:
     """What runs inside, on this thread, runs as it is written. Dynamo would leave it alone as well, under a mode, but for good."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None:
-        with replaced(frames, "_callback_from_stance", lambda _: lambda callback: None):
+        with replaced(frames, "_callback_from_stance", lambda _: lambda callback: None), ExitStack() as stack:
+            if hasattr(frames, _COUNTS):
+                stack.enter_context(replaced(frames, _COUNTS, lambda _: lambda count: 0))
             yield
         return
     try:

@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from lowtide.capture.care.reads import AttributeReads, refusal
@@ -23,6 +24,8 @@ from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
 from lowtide.ir.tree import Leaf
 from lowtide.kernels.parts import WHOLE_OF
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,10 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
 
 def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
     if tensor.device.type != "meta":
-        return mode.from_tensor(tensor)
+        fake = mode.from_tensor(tensor)
+        if type(tensor) not in _PLAIN:
+            fake.__class__ = _fake_class(type(tensor))
+        return fake
     with mode:
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -101,10 +107,22 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, item
 
 
+def _lies_in_plain_memory(kind: Any) -> bool:
+    """Whether operators see a tensor of this class as any other, whatever attributes and methods it has (weights in 4 bits have some)."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+@cache
+def _fake_class(kind: type) -> type:
+    """Fake tensors that are of a class of parameters, too: the program asks for that, and uses what the class has."""
+    own = {"__torch_function__": next(vars(each)["__torch_function__"] for each in kind.__mro__ if "__torch_function__" in vars(each))}
+    return type(kind.__name__, (FakeTensor, kind), own)
+
+
 def _refuse(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
         raise CaptureError(f"{name} is not initialised yet: run one batch through the model first")
-    if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+    if type(tensor) not in _PLAIN and not (isinstance(tensor, nn.Parameter) and _lies_in_plain_memory(type(tensor))):
         raise CaptureError(f"{name} is a {type(tensor).__name__}; plain tensors and parameters can be captured")
     if tensor.layout is not torch.strided:
         raise CaptureError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import filterfalse, zip_longest
+from itertools import zip_longest
 from types import CellType
 from typing import Any
 
@@ -38,6 +38,7 @@ from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
 from lowtide.capture.optimizers.alike import Few, NotAlikeError
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
+from lowtide.capture.optimizers.own_code import UndeclaredError
 from lowtide.capture.optimizers.sample import Sample, copied
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
@@ -49,6 +50,7 @@ from lowtide.capture.trace import CapturedStep, Given, Trace, tracing
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Kind
+from lowtide.kernels.optimizers import each_of
 
 _SEEDS = 1, 2  # of the numbers that stand for an optimizer's settings
 _checked: set[tuple[Any, ...]] = set()  # kinds of parameters and settings, of which no number escapes torch's optimizers
@@ -151,7 +153,9 @@ def _captured(
             follower.turn_back()
             FlagRecorder(memos).put_back()
             follower.forget()
-            beside = replace(beside, places=tuple(filterfalse(_is_of_program, beside.places)))
+            given_it = _given_attributes(captured, optimizer)
+            places = (each for each in beside.places if not _is_of_program(each) and (id(each.holder), each.name) not in given_it)
+            beside = replace(beside, places=tuple(places))
             summed = next((str(memo) for memo in (*memos, *captured[-1].flags.memos) if memo.may_be_sum), "")
             if kept:  # which holds what it shows
                 raise LeavingError(refilled or summed or "the program prints or logs")
@@ -170,6 +174,13 @@ def _captured(
     before, captured = captured, captures(at_once=leaves)
     pairs = zip_longest(captured, before[: len(captured)], fillvalue=before[-1])
     return tuple(replace(each, outputs=each.outputs.resolved(old.outputs)) for each, old in pairs)
+
+
+def _given_attributes(captured: Sequence[CapturedStep], optimizer: torch.optim.Optimizer | None) -> set[tuple[int, Any]]:
+    """Attributes of optimizers that the programs have as inputs and put back: by holder and name."""
+    within = () if optimizer is None else each_of(optimizer)
+    slots = (slot for each in captured for slot in (*each.assigned, *(slot for _, slot, _ in each.constants_assigned)))
+    return {(id(within[int(slot.path[0])]), slot.path[1]) for slot in slots if slot.table == "optimizer"}
 
 
 def _is_of_program(place: Position) -> bool:
@@ -248,7 +259,7 @@ def _recorded_training(
             shadow = _sharded(trace, shadow, program.ranks)
         first, following = _optimizer_step(trace, shadow, result, checked=not (compared or latest))
         slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
-        has_later = not compared and any(slot.table in ("state", "group") for slot in slots)
+        has_later = not compared and any(slot.table in ("state", "optimizer", "group") for slot in slots)
         later: CapturedStep | None = None
         with suppress(UndecidedError):  # it can be known only then, as the optimizer decides on the state that it has made
             later = _optimizer_step(trace, following, result)[0] if has_later else None
@@ -367,7 +378,15 @@ def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
 
 
 def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder, Update, Shadow]:
-    """One recording of the optimizer's step, on a continuation of its own."""
+    """One recording of the optimizer's step, on a continuation of its own. Attributes that it changes are given to the next one."""
+    while True:
+        try:
+            return _update(trace, shadow, seed)
+        except UndeclaredError as error:
+            shadow = shadow.with_attributes(error.slots, trace.recorder.draft)
+
+
+def _update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder, Update, Shadow]:
     if trace.sharded is None and shadow.sample is None and (few := Few.of(shadow.keys_of_looks(trace.recorder.draft))) is not None:
         with suppress(NotAlikeError):
             return _copied_update(trace, shadow, few, seed)

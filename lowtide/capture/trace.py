@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.base.nested import Container
 from lowtide.base.places import NOTHING, Beside, Position
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
@@ -83,7 +84,9 @@ class CapturedStep:
     graph: Graph
     slots: tuple[Slot, ...]  # of graph.inputs
     assigned: tuple[Slot, ...]  # of the last graph.outputs
-    constants_assigned: tuple[tuple[int, Slot, Any], ...]  # flags and texts that the optimizer sets, and how many of `assigned` come before
+    constants_assigned: tuple[
+        tuple[int, Slot, Any], ...
+    ]  # flags, texts and empty containers that the optimizer sets, and how many of `assigned` come before
     guards: tuple[Fact, ...]  # what must hold of the caller's numbers
     readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
     constants: tuple[Any, ...]  # what "constant" slots refer to: tensors, generators, or where each step puts another tensor
@@ -120,7 +123,7 @@ class CapturedStep:
         slots, items = list(self.assigned), list(results)
         for at, slot, item in reversed(self.constants_assigned):
             slots.insert(at, slot)
-            items.insert(at, item)
+            items.insert(at, item.empty() if isinstance(item, Container) else item)
         return slots, items
 
     def made_before(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:

@@ -48,8 +48,9 @@ class Slot:
 
     parameter, buffer  (name,)                         of the model, "layer1.0.conv1.weight"
     attribute          (name,)                         a plain tensor of a module, "layer1.memory"
-    state              (parameter's name, key)         of the optimizer: a tensor or a number
-    group              (group's index, key[, index])   a hyper-parameter
+    state              (parameter's name, key, ...)    of the optimizer: a tensor or a number, perhaps within lists and dictionaries
+    optimizer          (its index, attribute, ...)     the same of what it keeps for no parameter
+    group              (group's index, key, ...)       a hyper-parameter
     scaler             (attribute,)                    of the gradient scaler
     batch              (leaf's index,)
     constant           (index,)                        a tensor that the program closes over, or a generator that it draws from

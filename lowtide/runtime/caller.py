@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
+from lowtide.base.nested import at, leaves, put
 from lowtide.base.places import Position, Sum
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Slot, Storage, Value
@@ -75,7 +76,9 @@ class Caller:
     @property
     def state_entries(self) -> int:
         """How many entries the optimizer's state has, of all parameters together."""
-        return sum(map(len, self.optimizer.state.values())) if self.optimizer is not None else 0
+        if self.optimizer is None:
+            return 0
+        return sum(1 if isinstance(key, str) else len(entries) for key, entries in self.optimizer.state.items())
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class View:
             return tensor
         try:
             return _READERS[slot.table](self, slot.path)
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ChangedError(f"{slot} was there when the step was captured and is gone now") from error
 
     def set_apart(self, slots: Sequence[Slot], constants: Sequence[torch.Tensor]) -> None:
@@ -112,10 +115,11 @@ class View:
         """Put new optimizer state where the optimizer looks for it, new buffers and attributes into their modules, data into tensors."""
         for slot, item in zip(slots, items, strict=True):
             if slot.table == "state":
-                name, key = slot.path
-                self._optimizer.state[self.parameters[str(name)]][key] = item
+                put(self._optimizer.state[self.parameters[str(slot.path[0])]], slot.path[1:], item)
+            elif slot.table == "optimizer":
+                put(vars(each_of(self._optimizer)[int(slot.path[0])]), slot.path[1:], item)
             elif slot.table == "group":
-                self._group(slot.path[:-1])[slot.path[-1]] = item
+                put(self._optimizer.param_groups, slot.path, item)
             elif slot.table == "data":
                 self.read(Slot(str(slot.path[0]), slot.path[1:]), constants).data = item
             elif slot.table == "requires_grad":
@@ -140,13 +144,13 @@ class View:
         return module.__dict__[name]
 
     def _state(self, path: Any) -> Any:
-        return self._optimizer.state[self.parameters[path[0]]][path[1]]
+        return at(self._optimizer.state[self.parameters[path[0]]], path[1:])
+
+    def _of_optimizer(self, path: Any) -> Any:
+        return at(getattr(each_of(self._optimizer)[path[0]], path[1]), path[2:])
 
     def _group(self, path: Any) -> Any:
-        item: Any = self._optimizer.param_groups[path[0]]
-        for key in path[1:]:
-            item = item[key]
-        return item
+        return at(self._optimizer.param_groups, path)
 
 
 _READERS: dict[str, Callable[[View, Any], Any]] = {
@@ -155,6 +159,7 @@ _READERS: dict[str, Callable[[View, Any], Any]] = {
     "attribute": View._attribute,
     "batch": lambda view, path: view.batch[path[0]],
     "state": View._state,
+    "optimizer": View._of_optimizer,
     "group": View._group,
     "scaler": lambda view, path: getattr(view.caller.scaler, path[0]),
 }
@@ -191,8 +196,9 @@ class InputCheck:
     def __call__(self, items: Sequence[Any]) -> None:
         """Raise ChangedError for a tensor that looks otherwise than it did, BatchError for a batch that shares memory with one."""
         for (slot, layout), item in zip(self.expected, items, strict=True):
-            if layout and not looks_like(item, layout[:4]):
-                got = describe(item.shape, item.stride(), item.dtype, item.device)
+            if layout and not (isinstance(item, torch.Tensor) and looks_like(item, layout[:4])):
+                tensor = isinstance(item, torch.Tensor)
+                got = describe(item.shape, item.stride(), item.dtype, item.device) if tensor else f"a {type(item).__name__}"
                 raise ChangedError(f"{slot} was {describe(*layout[:4])} when the step was captured and is {got} now")
             if layout and layout[4] is not None and item.storage_offset() != layout[4]:
                 raise ChangedError(f"{slot} began at element {layout[4]} of its storage and begins at {item.storage_offset()} now")
@@ -311,6 +317,6 @@ _READS_GRADIENT = vars(torch._C.TensorBase)["grad"].__get__
 
 def _versions(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
     """What tells that a tensor of the caller's was written or replaced."""
-    state = chain.from_iterable(entries.values() for entries in optimizer.state.values())
+    state = (item for entries in optimizer.state.values() for _, item in leaves(entries))
     tensors = (item for item in chain(model.parameters(), model.buffers(), state) if isinstance(item, torch.Tensor))
     return [(id(tensor), tensor._version) for tensor in tensors]

@@ -189,7 +189,8 @@ class Identity:
     __slots__ = ("_hash", "_ref", "text")
 
     def __init__(self, item: Any) -> None:
-        self._hash, self.text = id(item), f"{type(item).__qualname__} {item.__qualname__ if isinstance(item, _NAMED) else ''}".strip()
+        name = getattr(item, "__qualname__", "") if isinstance(item, _NAMED) else ""  # a method may be that of a functools.partial
+        self._hash, self.text = id(item), f"{type(item).__qualname__} {name}".strip()
         try:
             self._ref: Any = weakref.ref(item)
         except TypeError:

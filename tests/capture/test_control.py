@@ -101,3 +101,35 @@ def test_flex_attention_is_refused_with_what_can_be_used_for_it() -> None:
 
     with pytest.raises(lowtide.CaptureError, match=r"flex_attention at .*scaled_dot_product_attention"):
         lowtide.optimize(Attends(), torch.ones(1, 2, 4, 8), planning=lowtide.Planning(workspaces=False))
+
+
+class Compiles(torch.optim.SGD):
+    """Compiles its update and wants it whole, as torchao's optimizers do."""
+
+    update = staticmethod(torch.compile(lambda parameter, gradient: parameter.sub_(gradient * 0.5), fullgraph=True, backend="eager"))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.update(parameter, parameter.grad)
+
+
+def test_an_optimizer_that_compiles_its_update_steps_as_it_is_written() -> None:
+    model = nn.Linear(3, 3)
+    twin, x = copy.deepcopy(model), torch.randn(4, 3)
+    step = lowtide.optimize(
+        model,
+        x,
+        loss=lambda model, x: model(x).square().mean(),
+        optimizer=Compiles(model.parameters(), 0.1),
+        planning=lowtide.Planning(workspaces=False),
+    )
+    for _ in range(3):
+        twin.zero_grad()
+        twin(x).square().mean().backward()
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.sub_(parameter.grad * 0.5)
+        step(x)
+    for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, its)

@@ -352,3 +352,17 @@ def _run(model: nn.Module, loss: Any, batches: Tensor, optimized: bool, between:
         if between is not None:
             between()
     return results
+
+
+class Lays(torch.optim.SGD):
+    """Sees that everything is contiguous first, as bitsandbytes' optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data = parameter.data.contiguous()
+            parameter.grad = parameter.grad.contiguous()
+        super().step()
+
+
+def test_an_optimizer_that_gives_a_parameter_the_data_that_it_has():
+    _checked(_plain, None, lambda parameters: Lays(parameters, lr=0.05, momentum=0.9))

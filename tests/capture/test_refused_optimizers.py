@@ -157,10 +157,10 @@ def test_optimizers_that_decide_on_parameters(rule):
     )  # fmt: skip
 
 
-def test_an_optimizer_that_counts_beside_its_state():
+def test_an_optimizer_that_keeps_what_no_slot_can_hold():
     class Counts(Own):
         def step(self) -> None:
-            self.count = getattr(self, "count", 0) + 1
+            self.count = {*getattr(self, "count", ()), len(getattr(self, "count", ()))}
             super().step()
 
     refused(

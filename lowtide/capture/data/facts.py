@@ -345,7 +345,7 @@ class Reader:
             return (SlotLeaf(f"constant {id(constant)}", slot, constant),)
         trained = value.storage.kind not in _BEFORE_THE_STEP and not self._frozen(slot)
         if trained and slot.table != "parameter":
-            raise UnreadableError(f"{slot}, which the training changes" if slot.table == "state" else str(slot))
+            raise UnreadableError(f"{slot}, which the training changes" if slot.table in ("state", "optimizer") else str(slot))
         if (real := self._read(slot)).is_meta or isinstance(real, FakeTensor):
             raise UnreadableError(f"{slot}, which has no data here (it lies on the meta device): optimize with an example that has")
         return (SlotLeaf(str(slot), slot, trained=trained),)

@@ -78,6 +78,8 @@ class Data:
     def put(self, tensor: torch.Tensor, item: torch.Tensor, call: Call | None = None) -> None:
         """Give a tensor the data of another one. Raises CaptureError for a tensor of the caller's, where it may not."""
         if self._closed and (not isinstance(tensor, FakeTensor) or self._draft.owns(tensor)):
+            if isinstance(item, FakeTensor) and address(item) == address(tensor) and geometry(item) == geometry(tensor):
+                return  # `p.data = p.data.contiguous()` of what lies so
             raise CaptureError(
                 f"the optimizer gives a tensor of the caller's other memory (`.data = ...`), at {users_line()}, which a captured step "
                 "would not: write into it with copy_"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from enum import Enum
+from typing import Any
 
 import torch
 
+from lowtide.base.nested import Container, Keys, entry, leaves, mapped
 from lowtide.base.places import ABSENT
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.scalars import UNKNOWN, Scalars, TracedNumber
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Slot, Value
 
-_PLAIN = (bool, str, type(None), torch.dtype, torch.device)
-Lists: TypeAlias = Sequence[tuple[list[Any], list[Any]]]  # with what each has held
+_PLAIN = (bool, str, type(None), torch.dtype, torch.device, torch.Size, Enum)
 
 
 class Changes:
@@ -23,23 +24,30 @@ class Changes:
     def __init__(self, draft: Draft, scalars: Scalars) -> None:
         self.draft, self.scalars = draft, scalars
         self.assigned: list[tuple[Slot, Value]] = []
-        self.constants: list[tuple[int, Slot, Any]] = []  # flags, None and texts, and how many of `assigned` come before
+        # flags, None, texts and empty containers, and how many of `assigned` come before
+        self.constants: list[tuple[int, Slot, Any]] = []
         self.added: list[Slot] = []  # settings that were not there before
         self.contents: dict[int, Any] = {}  # by id of a tensor of one element: the number that it now holds, where that is known
 
-    def of_state(self, name: str, before: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-        """One parameter's state as the next step finds it."""
+    def of_state(self, slot: Slot, before: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+        """What an optimizer keeps in one place, as the next step finds it."""
         if gone := [key for key in before if key not in entries]:
-            raise CaptureError(f"the optimizer removes {gone[0]!r} from its state of {name}, which cannot be captured: set it to None")
+            raise CaptureError(
+                f"the optimizer removes {gone[0]!r} from its state of {slot.path[0]}, which cannot be captured: set it to None"
+            )
         for key, item in entries.items():
-            if key not in before or item is not before[key]:
-                self._put(Slot("state", (name, key)), item)
-        return {key: self._settled(item) for key, item in entries.items()}
+            self._compare(within(slot, (key,)), before.get(key, ABSENT), item)
+        return {key: self.settled(item) for key, item in entries.items()}
 
-    def of_settings(
-        self, before: Sequence[Mapping[str, Any]], lists: Lists, now: Sequence[Mapping[str, Any]]
-    ) -> Iterator[tuple[int, str, Any]]:
-        """Settings that the step has changed or made: group, key, and what the next step finds there. `lists`, with what they held."""
+    def of_own(self, slot: Slot, before: Any, now: Any) -> Any:
+        """The same of what it keeps for no parameter."""
+        if before is ABSENT and now is not ABSENT:
+            self.added.append(slot)
+        self._compare(slot, before, now)
+        return self.settled(now)
+
+    def of_settings(self, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, Any]]:
+        """Settings that the step has changed or made: group, key, and what the next step finds there."""
         for index, (old, group) in enumerate(zip(before, now, strict=True)):
             if gone := [key for key in old if key not in group]:
                 raise CaptureError(f"the optimizer's step removes its setting {gone[0]!r} from group {index}, which cannot be captured")
@@ -47,13 +55,27 @@ class Changes:
                 slot = Slot("group", (index, key))
                 if key not in old:
                     self.added.append(slot)
-                if changed := [*_changed(slot, old.get(key, ABSENT), item, lists)] if key != "params" else []:
-                    for each in changed:
-                        self._put(*each)
-                    yield index, key, self._settled(item)
+                if key != "params" and differ(old.get(key, ABSENT), item):
+                    self._compare(slot, old.get(key, ABSENT), item)
+                    yield index, key, self.settled(item)
+
+    def _compare(self, slot: Slot, before: Any, now: Any) -> None:
+        """Put into slots what is not what it was: of a list or a dictionary, the entries that the step has written."""
+        if not differ(before, now):
+            return
+        container = Container.of(now)
+        if container is None or container.kind is tuple:
+            self._put(slot, now)
+            return
+        if container != Container.of(before):
+            self.constants.append((len(self.assigned), slot, container))
+            before = container.filled([ABSENT] * len(container.keys))
+        for key, item in container.entries(now):
+            self._compare(within(slot, (key,)), entry(before, key), item)
 
     def _put(self, slot: Slot, item: Any) -> None:
-        if isinstance(item, _PLAIN):
+        plain = (*_PLAIN, int, float) if type(item) is tuple else _PLAIN
+        if all(isinstance(leaf, plain) and not isinstance(leaf, TracedNumber) for _, leaf in leaves(item)):
             self.constants.append((len(self.assigned), slot, item))
         else:
             self.assigned.append((slot, self._value(slot, item)))
@@ -67,10 +89,11 @@ class Changes:
             return self.draft.emit_scalar("py.mul", (item, 1))  # a number that every first step starts from, such as a count of 1
         raise CaptureError(f"the optimizer keeps a {type(item).__name__} in {slot}; tensors, numbers, flags and texts can be captured")
 
+    def settled(self, item: Any) -> Any:
+        """What the next step finds: a number by its value here, which the next shadow traces again."""
+        return mapped(lambda _, leaf: self._settled(leaf), item)
+
     def _settled(self, item: Any) -> Any:
-        """An entry as the next step finds it: a number by its value here, which the next shadow traces again."""
-        if isinstance(item, (tuple, list)):
-            return type(item)(map(self._settled, item))
         if isinstance(item, TracedNumber):
             return item.actual
         if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
@@ -80,22 +103,13 @@ class Changes:
         return item
 
 
-def lists_in(item: Any) -> Iterator[list[Any]]:
-    if isinstance(item, list):
-        yield item
-    if isinstance(item, (tuple, list)):
-        for piece in item:
-            yield from lists_in(piece)
+def within(slot: Slot, path: Keys) -> Slot:
+    return Slot(slot.table, (*slot.path, *path))
 
 
-def _changed(slot: Slot, old: Any, now: Any, lists: Lists) -> Iterator[tuple[Slot, Any]]:
-    """Where a setting is not what it was, and what is there: the whole of it, or the places of a list that the step has written."""
-    if now is not old:
-        yield slot, now
-    elif isinstance(now, (tuple, list)):
-        before = next((pieces for each, pieces in lists if each is now), now)
-        if len(before) != len(now):
-            yield slot, now
-        else:
-            for at, pair in enumerate(zip(before, now, strict=True)):
-                yield from _changed(Slot(slot.table, (*slot.path, at)), *pair, lists)
+def differ(before: Any, now: Any) -> bool:
+    """Whether other things lie there, or lie in other containers."""
+    container = Container.of(now)
+    if container is None or container != Container.of(before):
+        return now is not before
+    return any(differ(entry(before, key), item) for key, item in container.entries(now))

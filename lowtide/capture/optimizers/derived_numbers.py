@@ -25,6 +25,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.kernels import COMPILING
+from lowtide.base.nested import Container
 from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.data.facts import Facts, FactStep, NumberLeaf, Ref, called, filled, result_of, step_of
 from lowtide.errors import StepError
@@ -35,10 +36,12 @@ from lowtide.ir.operators.row import ARITHMETIC, MATH_FUNCTIONS
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "is": operator.is_,
     "is float": lambda item, expected: isinstance(item, float) is expected,
+    "has entries": lambda item, expected: Container.of(item) == expected,
 }  # fmt: skip
 _OF_TWO = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 NUMBER_OPERATIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _OF_TWO}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"neg": operator.neg, "abs": abs, "max": max, "min": min}
+_OF_MATH = "math_"
 _MATH: dict[str, Callable[..., Any]] = {name: getattr(math, name) for name in sorted(MATH_FUNCTIONS)}
 
 
@@ -47,19 +50,24 @@ def _function_of(node: Node) -> Callable[..., Any] | None:
     if not is_arithmetic(node):
         return None
     name = node.op.removeprefix(ARITHMETIC)
-    return NUMBER_OPERATIONS.get(name) or _FUNCTIONS.get(name) or _MATH[name.removeprefix("math_")]
+    return NUMBER_OPERATIONS.get(name) or _FUNCTIONS.get(name) or _MATH[name.removeprefix(_OF_MATH)]
 
 
 @contextmanager
-def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[Any, ...]], Any]) -> Iterator[None]:
+def traced_calls(
+    is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[Any, ...]], Any], read: Callable[[torch.Tensor], Any]
+) -> Iterator[None]:
     """While this lasts, functions of Python that are given a traced number among plain ones record what they do, on this thread.
 
-    Nothing is compiled meanwhile, on any thread: numba knows functions by their identity.
+    Those of `math` take a tensor of one element for the number in it, which `read` gives. Nothing is compiled meanwhile, on any thread:
+    numba knows functions by their identity.
     """
 
     def following(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             given = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+            if name.startswith(_OF_MATH):
+                given = [read(item) if isinstance(item, torch.Tensor) and item.numel() == 1 else item for item in given]
             if not kwargs and any(map(is_traced, given)) and all(isinstance(item, (int, float)) for item in given):
                 return apply(name, tuple(given))
             return original(*args, **kwargs)
@@ -67,11 +75,13 @@ def traced_calls(is_traced: Callable[[Any], bool], apply: Callable[[str, tuple[A
         return call
 
     of_numbers = ((builtins, name, partial(following, name)) for name in ("max", "min"))
-    with COMPILING, all_replaced((*of_numbers, *((math, name, partial(following, f"math_{name}")) for name in _MATH))):
+    with COMPILING, all_replaced((*of_numbers, *((math, name, partial(following, f"{_OF_MATH}{name}")) for name in _MATH))):
         yield
 
 
-_KNOWABLE = frozenset({"state", "group", "constant", "scaler"})  # places whose content is no tensor of the model's or the batch's
+_KNOWABLE = frozenset(
+    {"state", "optimizer", "group", "constant", "scaler"}
+)  # places whose content is no tensor of the model's or the batch's
 
 
 class UnknownNumberError(Exception):

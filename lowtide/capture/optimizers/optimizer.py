@@ -7,26 +7,25 @@ escapes the trace by tracing it twice with other stand-in numbers and comparing 
 
 from __future__ import annotations
 
-import warnings
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.overrides import TorchFunctionMode
 
 from lowtide.base.messages import warn
+from lowtide.base.nested import Container, Keys, copied, leaves, mapped
+from lowtide.base.places import ABSENT
 from lowtide.capture.blocks import address, covers, geometry
-from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.draft import Draft
-from lowtide.capture.optimizers.changes import Changes, lists_in
-from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of, traced_calls
-from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, apply, is_traced
+from lowtide.capture.optimizers.changes import Changes, differ, within
+from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of
+from lowtide.capture.optimizers.own_code import KEPT, apart, attributes, refuse_undeclared, run
+from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Slot, Value
@@ -45,32 +44,6 @@ class Update:
     state_entries: int = 0  # before the step, of all parameters together
 
 
-class _TensorsAndNumbers(TorchFunctionMode):
-    """Keeps the trace where tensors become numbers (`tensor.item()`) and numbers tensors, which torch makes of the bare number."""
-
-    def __init__(self, scalars: Scalars) -> None:
-        super().__init__()
-        self.scalars = scalars
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.Tensor.item:
-            return self.scalars.read(args[0])
-        if func in (torch.Tensor.__bool__, torch.is_nonzero):
-            return self.scalars.compare("ne", self.scalars.read(args[0]), 0)
-        if func in _TO_NUMBERS:
-            return _TO_NUMBERS[func](self.scalars.freeze(self.scalars.read(args[0])))
-        if func in (torch.tensor, torch.as_tensor) and is_traced(args[0]) and kwargs.keys() <= {"dtype", "device"}:
-            return torch.full((), args[0], **kwargs) if self.scalars.is_float(args[0]) else func(*args, **kwargs)
-        if func is torch.Tensor.__setitem__ and is_traced(args[2]):
-            target, index, number = args
-            return func(target, index, torch.full((), number, dtype=target.dtype, device=target.device))
-        return func(*args, **kwargs)
-
-
-_TO_NUMBERS: dict[Any, type] = {torch.Tensor.__float__: float, torch.Tensor.__int__: int, torch.Tensor.__index__: int}
-
-
 @dataclass(frozen=True)
 class Shadow:
     """The state of an optimizer in fake tensors: what its next step starts from."""
@@ -79,6 +52,7 @@ class Shadow:
     names: Mapping[torch.Tensor, str]  # of the real parameters
     fakes: Mapping[torch.Tensor, torch.Tensor]  # of the real parameters
     state: Mapping[torch.Tensor, Mapping[str, Any]]  # by real parameter; fake tensors and numbers
+    own: Mapping[Slot, Any]  # what is kept for no parameter, by where: state under a text, or an attribute that steps change
     settings: Mapping[tuple[int, str], Any]  # by group and key; those that a step before has changed
     contents: Mapping[int, Any]  # by id of a fake tensor of one element: the number in it, where that is known
     beside: int = 0  # entries of parameters that are none of the model's, which stay as they are
@@ -101,16 +75,32 @@ class Shadow:
             _refuse_kind(each)
         _refuse_strangers(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
+        own: dict[Slot, Any] = {}
         contents: dict[int, Any] = {}
         beside = 0
-        for parameter, entries in optimizer.state.items():
-            if _is_beside(parameter, names):
-                beside += len(entries)
-                continue
-            device = fakes[parameter].device if between_steps else None
-            state[parameter] = {key: _fake_state(item, draft, names[parameter], key, device) for key, item in entries.items()}
-            contents.update({id(state[parameter][key]): item for key, item in entries.items() if isinstance(item, torch.Tensor)})
-        return cls(optimizer, names, fakes, state, {}, contents, beside)
+        _refuse_shared_containers(optimizer)
+
+        def faked(entries: Any, slot: Slot, device: torch.device | None) -> Any:
+            fake = mapped(lambda path, leaf: _fake_state(leaf, draft, within(slot, path), device), entries)
+            pairs = zip(leaves(fake), leaves(entries), strict=True)
+            contents.update({id(one): item for (_, one), (_, item) in pairs if isinstance(item, torch.Tensor)})
+            return fake
+
+        for number, each in enumerate(each_of(optimizer)):
+            for key, entries in each.state.items():
+                if _is_beside(key, names):
+                    beside += len(entries)
+                elif isinstance(key, str):
+                    slot = Slot("optimizer", (number, "state", key))
+                    own[slot] = faked(entries, slot, None)
+                else:
+                    device = fakes[key].device if between_steps else None
+                    state[key] = faked(dict(entries), Slot("state", (names[key],)), device)
+            for name, item in vars(each).items():
+                if type(item) is torch.Tensor and item not in names:  # it may be written where it lies
+                    slot = Slot("optimizer", (number, name))
+                    own[slot] = faked(item, slot, None)
+        return cls(optimizer, names, fakes, state, own, {}, contents, beside)
 
     @property
     def is_of_torch(self) -> bool:
@@ -170,6 +160,19 @@ class Shadow:
                     tensors += mine
         return keys if len(set(map(address, tensors))) == len(tensors) and all(map(covers, tensors)) else {}
 
+    def attributes(self, number: int) -> dict[str, Slot]:
+        """Those of one of the optimizers that a step is given."""
+        return {str(slot.path[1]): slot for slot in self.own if slot.path[0] == number and len(slot.path) == 2}
+
+    def with_attributes(self, slots: Iterable[Slot], draft: Draft) -> Shadow:
+        """One whose steps are given these attributes of its optimizer."""
+        own = dict(self.own)
+        for slot in slots:
+            optimizer, name = each_of(self.optimizer)[int(slot.path[0])], slot.path[1]
+            item = vars(optimizer).get(str(name), getattr(type(optimizer), str(name), ABSENT))
+            own[slot] = item if item is ABSENT else mapped(partial(_faked_at, draft, slot), item)
+        return replace(self, own=own)
+
     def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
         """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
         return self.begin(draft, seed).run().end()
@@ -177,32 +180,37 @@ class Shadow:
     def begin(self, draft: Draft, seed: int) -> Stepping:
         scalars = Scalars(draft, seed)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
-        start, groups = self._declare_state(draft, scalars), [dict(group) for group in shown]
-        lists = [(each, [*each]) for group in groups for key, item in group.items() if key != "params" for each in lists_in(item)]
-        twins = Optimizers([self._twin(each, shown, start) for each in each_of(self.optimizer)])
-        return Stepping(self, draft, scalars, start, groups, lists, twins)
+        start = {each: self._declared(entries, Slot("state", (self.names[each],)), draft, scalars) for each, entries in self.state.items()}
+        own = {slot: self._declared(item, slot, draft, scalars) for slot, item in self.own.items() if item is not ABSENT}
+        groups = [copied(group) for group in shown]
+        twins = Optimizers([self._twin(number, shown, start, own) for number in range(len(each_of(self.optimizer)))])
+        return Stepping(self, draft, scalars, start, own, groups, twins)
 
     def refuse_shared(self, index: int, key: str) -> None:
         """Raise CaptureError where groups have one list together, which the step has changed: each group's own would not be the others'."""
-        lists = {id(each) for each in lists_in(self.optimizer.param_groups[index].get(key))}
+        mine = {*_containers_in(self.optimizer.param_groups[index].get(key))}
         settings = [(other, name, item) for other, group in enumerate(self.optimizer.param_groups) for name, item in group.items()]
         others = (item for other, name, item in settings if name != "params" and (other, name) != (index, key))
-        if any(id(each) in lists for item in others for each in lists_in(item)):
+        if any(not mine.isdisjoint(_containers_in(item)) for item in others):
             raise CaptureError(f"the optimizer's step changes the list {key!r}, which its groups share: give each group one of its own")
 
     def _twin(
-        self, optimizer: torch.optim.Optimizer, shown: list[dict[str, Any]], start: Mapping[torch.Tensor, Mapping[str, Any]]
+        self, number: int, shown: list[dict[str, Any]], start: Mapping[torch.Tensor, Mapping[str, Any]], own: Mapping[Slot, Any]
     ) -> torch.optim.Optimizer:
         """One of the optimizers with the first of the groups, which are taken from the list, and the state of their parameters."""
+        optimizer = each_of(self.optimizer)[number]
         twin = object.__new__(type(optimizer))  # copy.copy would leave out what a class of the user's own keeps
-        twin.__dict__.update(optimizer.__dict__)
+        twin.__dict__.update({name: apart(item) for name, item in vars(optimizer).items()})
         twin.param_groups = [shown.pop(0) for _ in optimizer.param_groups]
         twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         others = {
             id(item) for each in each_of(self.optimizer) if each is not optimizer for group in each.param_groups for item in group["params"]
         }
         mine = {parameter: entries for parameter, entries in start.items() if id(parameter) not in others}
-        twin.state = defaultdict(dict, {self.fakes[parameter]: dict(entries) for parameter, entries in mine.items()})
+        of_texts = [slot for slot in own if slot.path[0] == number and len(slot.path) == 3]
+        twin.state = defaultdict(dict, {self.fakes[parameter]: copied(entries) for parameter, entries in mine.items()})
+        twin.state.update({slot.path[2]: copied(own[slot]) for slot in of_texts})  # type: ignore[misc]  # no tensor is the key
+        twin.__dict__.update({name: copied(own[slot]) for name, slot in self.attributes(number).items() if slot in own})
         return twin
 
     def _group(self, index: int, scalars: Scalars) -> dict[str, Any]:
@@ -220,32 +228,44 @@ class Shadow:
                 group[key] = _traced(item, Slot("group", (index, key)), scalars)
         return group
 
-    def _declare_state(self, draft: Draft, scalars: Scalars) -> dict[torch.Tensor, dict[str, Any]]:
-        declared: dict[torch.Tensor, dict[str, Any]] = {}
-        for parameter, entries in self.state.items():
-            name = self.names[parameter]
-            declared[parameter] = {}
-            for key, item in entries.items():
-                slot = Slot("state", (name, key))
-                if isinstance(item, torch.Tensor):
-                    value = draft.add_input(item, slot, Kind.STATE, f"{name}.{key}")
-                    scalars.learn(value, self.contents.get(id(item)))
-                    declared[parameter][key] = item
-                else:
-                    declared[parameter][key] = scalars.root(slot, item, f"{name}.{key}")
-        return declared
+    def _declared(self, entries: Any, slot: Slot, draft: Draft, scalars: Scalars) -> Any:
+        """State as inputs of the program: the same containers around fake tensors and traced numbers."""
 
-    def after(self, start: Mapping[torch.Tensor, Mapping[str, Any]], twin: torch.optim.Optimizer, changes: Changes) -> dict[Any, Any]:
-        """The state after the step, by real parameter, in the order in which the optimizer made it: `state_dict` shows it."""
+        def declared(path: Keys, leaf: Any) -> Any:
+            place = within(slot, path)
+            name = ".".join(map(str, place.path))
+            if not isinstance(leaf, torch.Tensor):
+                return scalars.root(place, leaf, name)
+            scalars.learn(draft.add_input(leaf, place, Kind.STATE, name), self.contents.get(id(leaf)))
+            return leaf
+
+        for key, item in entries.items() if slot.table == "state" else ():
+            scalars.hold(within(slot, (key,)), item)
+        if slot.table != "state":
+            scalars.hold(slot, entries)
+        return mapped(declared, entries)
+
+    def after(self, stepping: Stepping, changes: Changes) -> tuple[dict[Any, Any], dict[Slot, Any]]:
+        """State after the step, by real parameter, in the order in which the optimizer made it: `state_dict` shows it; and its own."""
         real = {fake: parameter for parameter, fake in self.fakes.items()}
-        if (stranger := next((key for key in twin.state if key not in real), None)) is not None:
-            raise CaptureError(
-                f"the optimizer keeps state under {_described(stranger)}, which is no parameter of the model: keep it under the parameters"
-            )
-        return {
-            (parameter := real[fake]): changes.of_state(self.names[parameter], start.get(parameter, {}), entries)
-            for fake, entries in twin.state.items()
-        }
+        state: dict[Any, Any] = {}
+        own: dict[Slot, Any] = {}
+        for number, twin in enumerate(stepping.twins.within):
+            for name, slot in self.attributes(number).items():
+                own[slot] = changes.of_own(slot, stepping.own.get(slot, ABSENT), vars(twin).get(name, ABSENT))
+            for key, entries in twin.state.items():
+                if isinstance(key, str):
+                    slot = Slot("optimizer", (number, "state", key))
+                    own[slot] = changes.of_own(slot, stepping.own.get(slot, ABSENT), entries)
+                elif (parameter := real.get(key)) is None:
+                    raise CaptureError(
+                        f"the optimizer keeps state under {_described(key)}, which is no parameter of the model: keep it under the "
+                        "parameters, or under a text"
+                    )
+                else:
+                    slot = Slot("state", (self.names[parameter],))
+                    state[parameter] = changes.of_state(slot, stepping.start.get(parameter, {}), entries)
+        return state, own
 
 
 @dataclass(frozen=True)
@@ -256,29 +276,29 @@ class Stepping:
     draft: Draft
     scalars: Scalars
     start: Mapping[torch.Tensor, Mapping[str, Any]]  # by real parameter: its state before the step, in fake tensors and traced numbers
+    own: Mapping[Slot, Any]  # the same of state that is no parameter's
     groups: list[dict[str, Any]]
-    lists: list[tuple[list[Any], list[Any]]]
     twins: Optimizers
 
     def run(self) -> Stepping:
-        for twin in self.twins.within:
-            attributes = dict(twin.__dict__)
-            _run(twin, self.scalars)
-            _refuse_changed_attributes(twin, attributes)
+        for number, twin in enumerate(self.twins.within):
+            before = attributes(twin)
+            run(twin, self.scalars)
+            refuse_undeclared(number, twin, before, self.shadow.own)
         return self
 
     def end(self, facts: Iterable[Fact] = ()) -> tuple[Update, Shadow]:
         """What the step has come to. `facts`: on which it rests beside those that it was recorded with."""
         shadow, changes = self.shadow, Changes(self.draft, self.scalars)
-        state = shadow.after(self.start, self.twins, changes)
-        settings = {(index, key): item for index, key, item in changes.of_settings(self.groups, self.lists, self.twins.param_groups)}
+        state, own = shadow.after(self, changes)
+        settings = {(index, key): item for index, key, item in changes.of_settings(self.groups, self.twins.param_groups)}
         for index, key in settings:
-            if self.lists:
-                shadow.refuse_shared(index, key)
+            shadow.refuse_shared(index, key)
         facts = dict.fromkeys((*facts, *self.scalars.facts))
         guards = (*facts, *(Guard(slot, "absent", None, True) for slot in changes.added))
-        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, shadow.beside + sum(map(len, shadow.state.values())))
-        return update, replace(shadow, state=state, settings={**shadow.settings, **settings}, contents=changes.contents)
+        entries = shadow.beside + sum(map(len, shadow.state.values())) + sum(len(slot.path) == 3 for slot in shadow.own)
+        update = Update(tuple(changes.assigned), tuple(changes.constants), guards, entries)
+        return update, replace(shadow, state=state, own=own, settings={**shadow.settings, **settings}, contents=changes.contents)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The real ones, in the optimizer's order."""
@@ -293,9 +313,8 @@ class Stepping:
         return [item for item in items if isinstance(item, torch.Tensor) or is_traced(item)]
 
     def changes_settings(self) -> bool:
-        """Whether it has changed what is set for a group, or may have, as lists can be."""
-        pairs = [*zip(self.groups, self.twins.param_groups, strict=True)]
-        return bool(self.lists) or any(old.keys() != new.keys() or any(old[key] is not new[key] for key in old) for old, new in pairs)
+        """Whether it has changed what is set for a group."""
+        return any(differ(old, new) for old, new in zip(self.groups, self.twins.param_groups, strict=True))
 
 
 def _described(key: Any) -> str:
@@ -308,31 +327,6 @@ def _content(item: Any) -> Any:
     with suppress(UnknownNumberError):
         return type(item), content_of(item)
     return (item.dtype, item.device, item.dim()) if isinstance(item, torch.Tensor) else repr(item)
-
-
-def _run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
-    """Take the step. The class's own `step`: the instance's may be wrapped by a scheduler that counts calls."""
-    import torch._dynamo  # optimizers import it in their step; not while tensors are fake
-
-    with _TensorsAndNumbers(scalars), traced_calls(is_traced, apply), torch.no_grad(), warnings.catch_warnings(), _without_global_hooks():
-        warnings.simplefilter("ignore", UserWarning)
-        type(twin).step(twin)
-
-
-@contextmanager
-def _without_global_hooks() -> Iterator[None]:
-    """Hooks on every optimizer's step run at each step, not while it is traced on this thread."""
-    with undoing() as undo:
-        for table in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
-            for key, hook in list(table.items()):
-                undo(partial(_put_back, table, key, hook))
-                table[key] = for_this_thread(lambda *given: None, hook)
-        yield
-
-
-def _put_back(table: dict[int, Any], key: int, hook: Any) -> None:
-    if key in table:  # else another thread has taken it off
-        table[key] = hook
 
 
 def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph], facts: Iterable[Fact], assigned: Iterable[Slot]) -> None:
@@ -352,9 +346,38 @@ def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph], facts
     )
 
 
+def _containers_in(item: Any, around: tuple[int, ...] = ()) -> Iterator[int]:
+    """By id, those that can be written into. Raises CaptureError for one that holds itself."""
+    container = Container.of(item)
+    if container is None:
+        return
+    if id(item) in around:
+        raise CaptureError(f"the optimizer keeps a {type(item).__name__} in its state that holds itself, which cannot be captured")
+    if container.kind is not tuple:
+        yield id(item)
+    for _, each in container.entries(item):
+        yield from _containers_in(each, (*around, id(item)))
+
+
+def _refuse_shared_containers(optimizer: torch.optim.Optimizer) -> None:
+    """Raise CaptureError where state has a list or a dictionary in two places: what is written into one would not be in the other."""
+    entries = [
+        each
+        for one in each_of(optimizer)
+        for key, each in one.state.items()
+        for each in ([each] if isinstance(key, str) else each.values())
+    ]
+    count = Counter(number for each in entries for number in _containers_in(each))
+    if count and max(count.values()) > 1:
+        raise CaptureError("the optimizer keeps one list or dictionary in several places of its state: give each place its own")
+
+
 def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
-    if isinstance(item, (tuple, list)):
-        return type(item)(_traced(piece, Slot(slot.table, (*slot.path, index)), scalars) for index, piece in enumerate(item))
+    container = Container.of(item)
+    if container is not None:
+        if container.kind is not tuple and len(slot.path) == 2:
+            scalars.hold(slot, item)
+        return container.filled([_traced(each, within(slot, (key,)), scalars) for key, each in container.entries(item)])
     if isinstance(item, torch.Tensor):
         fake = item if isinstance(item, FakeTensor) else scalars.draft.fake_mode.from_tensor(item)
         scalars.learn(scalars.draft.add_input(fake, slot, Kind.STATE, ".".join(map(str, slot.path))), item)
@@ -362,17 +385,23 @@ def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
     return scalars.root(slot, item, str(slot.path[1]))
 
 
-def _fake_state(item: Any, draft: Draft, name: str, key: str, device: torch.device | None) -> Any:
+def _faked_at(draft: Draft, slot: Slot, path: Keys, item: Any) -> Any:
+    return _fake_state(item, draft, within(slot, path), None)
+
+
+def _fake_state(item: Any, draft: Draft, slot: Slot, device: torch.device | None) -> Any:
     if isinstance(item, torch.Tensor):
         if item.device.type == "meta":
-            raise CaptureError(f"the optimizer's state {name}.{key} is on the meta device: create the optimizer anew")
+            raise CaptureError(f"the optimizer's {slot} is on the meta device: create the optimizer anew")
         if device is not None and item.is_cpu and item.untyped_storage().nbytes() >= LEAST_BYTES:  # it goes there within a step
             with draft.fake_mode:
                 return torch.empty_strided(item.size(), item.stride(), dtype=item.dtype, device=device)
         return draft.fake_mode.from_tensor(item)
-    if item is None or isinstance(item, (bool, int, float, str, torch.dtype, torch.device)):
+    if isinstance(item, KEPT):
         return item
-    raise CaptureError(f"the optimizer's state {name}.{key} holds a {type(item).__name__}; tensors and numbers can be captured")
+    raise CaptureError(
+        f"the optimizer's {slot} holds a {type(item).__name__}; tensors and numbers can be captured, and lists and dictionaries of them"
+    )
 
 
 def _refuse_kind(optimizer: torch.optim.Optimizer) -> None:
@@ -406,15 +435,6 @@ def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Mapping[torch.Ten
         )
     if beside:
         warn(f"{beside[0]} of {name} is no parameter of the model: steps do not train it, as in eager PyTorch")
-    keys = (key for key in optimizer.state if key not in names and not _is_beside(key, names))
+    keys = (key for key in optimizer.state if not isinstance(key, str) and key not in names and not _is_beside(key, names))
     if (stranger := next(keys, None)) is not None:
         raise CaptureError(f"{name} keeps state under {_described(stranger)}, which is no parameter of the model: it cannot be captured")
-
-
-_CHECKED = "_need_device_dtype_check_for_fused"  # torch's note that it has looked at the parameters: it holds for all steps
-
-
-def _refuse_changed_attributes(twin: torch.optim.Optimizer, before: dict[str, Any]) -> None:
-    for name, item in twin.__dict__.items():
-        if (name not in before or item is not before[name]) and name != _CHECKED:
-            raise CaptureError(f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`")

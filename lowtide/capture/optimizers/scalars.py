@@ -14,10 +14,12 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
 
+from lowtide.base.nested import Container
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers import derived_numbers as derived
 from lowtide.capture.sources import users_line
@@ -76,10 +78,17 @@ class Scalars:
         """What must hold for the recorded program to be the right one."""
         return (*self.guards, *(derived.Branch(*key, tuple(applied)) for key, applied in self._branches.items()))
 
+    def hold(self, slot: Slot, actual: Any) -> None:
+        """Containers are taken to keep their entries where they have them."""
+        if (container := Container.of(actual)) is not None:
+            self.guards[Guard(slot, "has entries", container, True)] = None
+            for key, item in container.entries(actual):
+                self.hold(Slot(slot.table, (*slot.path, key)), item)
+
     def root(self, slot: Slot, actual: Any, name: str) -> Any:
         """What the optimizer gets for the number at `slot`; flags, None and strings are taken as they are and guarded."""
-        plain = isinstance(actual, (bool, str))
-        if plain or actual is None or isinstance(actual, (torch.dtype, torch.device)) or callable(actual):
+        plain = isinstance(actual, (bool, str, torch.Size))
+        if plain or actual is None or isinstance(actual, (torch.dtype, torch.device, Enum)) or callable(actual):
             self.guards[Guard(slot, "eq" if plain else "is", actual, True)] = None
             return actual
         if actual is not UNKNOWN and not isinstance(actual, (int, float)):
@@ -160,17 +169,17 @@ class Scalars:
         except derived.UnknownNumberError:
             return UNKNOWN
 
-    def is_float(self, number: TracedNumber) -> bool:
-        """Whether a number is a float now and, held by a guard, whenever the program runs."""
-        if isinstance(self.actual(number), float):
-            self._branch(number.value, "is float", True, True)
-            return True
-        return False
+    def kind_of(self, number: TracedNumber) -> type | None:
+        """Whether a number is a float or an integer now and, held by a guard, whenever the program runs; None where it is neither."""
+        if type(actual := self.actual(number)) not in (float, int):
+            return None
+        self._branch(number.value, "is float", True, isinstance(actual, float))
+        return type(actual)
 
     def _counts(self, number: TracedNumber) -> bool:
         """Whether a number rests on a state tensor, such as a step count: frozen, the program would be right for one step."""
         _, roots = self._foretold.formula((number.value,))
-        return any(slot.table == "state" and value.dtype != "scalar" for value, slot in roots)
+        return any(slot.table in ("state", "optimizer") and value.dtype != "scalar" for value, slot in roots)
 
     def _branch(self, left: Value, compare: str, right: Arg, outcome: bool) -> None:
         formula, roots = self._foretold.formula((left, right))

@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import _register_work, _resolve_process_group
 from torch.utils._python_dispatch import _disable_current_modes
 
 import lowtide.kernels.operators  # noqa: F401  (defines the operators of lowtide's own)
+from lowtide.base.nested import leaves
 from lowtide.capture import calls
 from lowtide.capture.draft import Draft
 from lowtide.capture.fakes import FakeModel
@@ -182,11 +183,12 @@ def gathered(sent: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 def refuse_whole_state(shadow: Shadow, ranks: Ranks) -> None:
     """Raise CaptureError for state that is not in shards."""
     for parameter, entries in shadow.optimizer.state.items():
-        numel = shadow.fakes[parameter].numel()
-        for key, item in entries.items():
+        numel = 0 if isinstance(parameter, str) else shadow.fakes[parameter].numel()
+        for path, item in leaves(entries):
             if isinstance(item, torch.Tensor) and item.dim() and item.shape != (-(-numel // ranks.size),):
+                owner = shadow.names.get(parameter, "a parameter")
                 raise CaptureError(
-                    f"the optimizer's {key} of {shadow.names.get(parameter, 'a parameter')} is not in {ranks.size} shards: its shape is "
+                    f"the optimizer's {'.'.join(map(str, path))} of {owner} is not in {ranks.size} shards: its shape is "
                     f"{tuple(item.shape)}; give `shard` an optimizer without state, or load shards into it"
                 )
 

@@ -1,0 +1,99 @@
+"""Lists, tuples, dictionaries and plain objects within one another, as optimizers keep what they know: walked, copied, made anew."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+Keys = tuple[Any, ...]  # texts and numbers; of an object, its attributes
+_KINDS: tuple[type[Any], ...] = (list, tuple, dict, OrderedDict)
+_LIBRARIES = ("torch.", "numpy.", "builtins.")  # whose classes keep more than attributes
+
+
+@dataclass(frozen=True)
+class Container:
+    """One without its entries: what kind it is, and where in it there is something."""
+
+    kind: type[Any]
+    keys: Keys
+
+    @classmethod
+    def of(cls, item: Any) -> Container | None:
+        """None for what is no container, or has other keys than texts and numbers."""
+        kind = type(item)
+        if kind not in _KINDS:
+            return cls(kind, tuple(vars(item))) if _is_plain_object(item) else None
+        keys = tuple(item) if isinstance(item, dict) else tuple(range(len(item)))
+        return cls(kind, keys) if all(type(key) in (str, int, float) for key in keys) else None
+
+    def entries(self, item: Any) -> Iterator[tuple[Any, Any]]:
+        """What lies in one of this kind, by key."""
+        for key in self.keys:
+            yield key, entry(item, key)
+
+    def filled(self, entries: Sequence[Any]) -> Any:
+        """A new one."""
+        if self.kind not in _KINDS:
+            new = object.__new__(self.kind)
+            vars(new).update(zip(self.keys, entries, strict=True))
+            return new
+        return self.kind(zip(self.keys, entries, strict=True)) if issubclass(self.kind, dict) else self.kind(entries)
+
+    def empty(self) -> Any:
+        """A new one, with None in each place."""
+        return self.filled([None] * len(self.keys))
+
+
+def _is_plain_object(item: Any) -> bool:
+    """Whether it is of a class written in Python, and all that it holds are its attributes."""
+    kind: Any = type(item)
+    if type(kind) is not type or not hasattr(item, "__dict__") or isinstance(item, (Enum, *_KINDS)) or callable(item):
+        return False
+    bases = [each for each in kind.__mro__ if each is not object]
+    slots = all("__dict__" in vars(each) or "__slots__" not in vars(each) for each in bases)
+    makes: Any = kind.__new__
+    return slots and makes is object.__new__ and not any(f"{each.__module__}.".startswith(_LIBRARIES) for each in bases)
+
+
+def mapped(function: Callable[[Keys, Any], Any], item: Any, path: Keys = ()) -> Any:
+    """The same containers around what `function` makes of each thing in them, given where it lies."""
+    if (container := Container.of(item)) is None:
+        return function(path, item)
+    return container.filled([mapped(function, each, (*path, key)) for key, each in container.entries(item)])
+
+
+def copied(item: Any) -> Any:
+    """Containers of their own around the same things."""
+    return mapped(lambda _, leaf: leaf, item)
+
+
+def leaves(item: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """What lies in containers, and where."""
+    if (container := Container.of(item)) is None:
+        yield path, item
+        return
+    for key, each in container.entries(item):
+        yield from leaves(each, (*path, key))
+
+
+def entry(item: Any, key: Any) -> Any:
+    """What lies there. Raises KeyError, IndexError or TypeError where nothing does."""
+    if isinstance(item, dict) and key not in item:  # which a defaultdict would put there
+        raise KeyError(key)
+    return item[key] if isinstance(item, _KINDS) else vars(item)[key]
+
+
+def at(item: Any, path: Sequence[Any]) -> Any:
+    """The same of a way through several containers."""
+    for key in path:
+        item = entry(item, key)
+    return item
+
+
+def put(item: Any, path: Sequence[Any], new: Any) -> None:
+    """Have something lie there from now on."""
+    holder = at(item, path[:-1])
+    (holder if isinstance(holder, _KINDS) else vars(holder))[path[-1]] = new

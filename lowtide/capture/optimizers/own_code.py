@@ -1,0 +1,156 @@
+"""An optimizer's own code, run once: what it does to traced numbers is recorded, also where these become tensors and tensors numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.overrides import TorchFunctionMode
+
+from lowtide.base.nested import leaves
+from lowtide.capture.care.turns import for_this_thread, undoing
+from lowtide.capture.optimizers.derived_numbers import traced_calls
+from lowtide.capture.optimizers.scalars import Scalars, apply, is_traced
+from lowtide.errors import CaptureError
+from lowtide.ir.graph import Slot
+
+KEPT = (
+    torch.Tensor,
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    Enum,
+)  # what an optimizer's state may consist of
+
+
+def run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
+    """Take the step. The class's own `step`: the instance's may be wrapped by a scheduler that counts calls."""
+    import torch._dynamo  # optimizers import it in their step; not while tensors are fake
+
+    tracing = traced_calls(is_traced, apply, scalars.read)
+    with _TensorsAndNumbers(scalars), tracing, torch.no_grad(), warnings.catch_warnings(), _without_global_hooks():
+        warnings.simplefilter("ignore", UserWarning)
+        type(twin).step(twin)
+
+
+class _TensorsAndNumbers(TorchFunctionMode):
+    """Keeps the trace where tensors become numbers (`tensor.item()`) and numbers tensors, which torch makes of the bare number."""
+
+    def __init__(self, scalars: Scalars) -> None:
+        super().__init__()
+        self.scalars = scalars
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.item:
+            return self.scalars.read(args[0])
+        if func in (torch.Tensor.__bool__, torch.is_nonzero):
+            return self.scalars.compare("ne", self.scalars.read(args[0]), 0)
+        if func in _TO_NUMBERS:
+            return _TO_NUMBERS[func](self.scalars.freeze(self.scalars.read(args[0])))
+        if func in (torch.tensor, torch.as_tensor) and kwargs.keys() <= {"dtype", "device"}:
+            numbers = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            if any(map(is_traced, numbers)) and (made := self._made(numbers, kwargs)) is not None:
+                return made.reshape(len(numbers) if numbers is args[0] else ())
+        if func is torch.Tensor.__setitem__ and is_traced(args[2]):
+            target, index, number = args
+            return func(target, index, torch.full((), number, dtype=target.dtype, device=target.device))
+        return func(*args, **kwargs)
+
+    def _made(self, numbers: Sequence[Any], options: dict[str, Any]) -> torch.Tensor | None:
+        """[numbers] a tensor of them; None where one is no number that is known to be a float or an integer."""
+        kinds = [self.scalars.kind_of(item) if is_traced(item) else type(item) for item in numbers]
+        if not {*kinds} <= {float, int}:
+            return None
+        options = {"dtype": torch.get_default_dtype() if float in kinds else torch.int64} | options
+        return torch.stack([torch.full((), item, **options) for item in numbers])
+
+
+_TO_NUMBERS: dict[Any, type] = {torch.Tensor.__float__: float, torch.Tensor.__int__: int, torch.Tensor.__index__: int}
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Hooks on every optimizer's step run at each step, not while it is traced on this thread."""
+    with undoing() as undo:
+        for table in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+            for key, hook in list(table.items()):
+                undo(partial(_put_back, table, key, hook))
+                table[key] = for_this_thread(lambda *given: None, hook)
+        yield
+
+
+def _put_back(table: dict[int, Any], key: int, hook: Any) -> None:
+    if key in table:  # else another thread has taken it off
+        table[key] = hook
+
+
+# The state, which is looked at by itself; torch's note that it has looked at the parameters, which holds for all steps.
+_OWN = frozenset({"state", "param_groups", "_need_device_dtype_check_for_fused"})
+_HOLDERS = (list, tuple, dict, set, deque)
+
+
+def apart(item: Any) -> Any:
+    """An attribute that the step may write into, while the caller's stays as it is."""
+    if type(item) in (list, tuple):
+        return type(item)(map(apart, item))
+    if type(item) is dict:
+        return {key: apart(each) for key, each in item.items()}
+    return copy(item) if isinstance(item, _HOLDERS) else item
+
+
+def attributes(twin: torch.optim.Optimizer) -> dict[str, Any]:
+    """What they hold, by identity."""
+    return {name: _contents(item) for name, item in vars(twin).items() if name not in _OWN}
+
+
+def _contents(item: Any) -> Any:
+    """Of a container what lies in it, for comparison; else the thing itself."""
+    if isinstance(item, dict):
+        return type(item), *((Same(key) if isinstance(key, torch.Tensor) else key, _contents(each)) for key, each in item.items())
+    return (type(item), *map(_contents, item)) if isinstance(item, _HOLDERS) else Same(item)
+
+
+@dataclass(frozen=True)
+class Same:
+    """One object, equal to itself alone."""
+
+    item: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.item is self.item
+
+
+class UndeclaredError(CaptureError):
+    """A step that changes attributes of its optimizer, which its program is to be given."""
+
+    def __init__(self, slots: Sequence[Slot], message: str) -> None:
+        super().__init__(message)
+        self.slots = slots
+
+
+def refuse_undeclared(number: int, twin: torch.optim.Optimizer, before: dict[str, Any], declared: Mapping[Slot, Any]) -> None:
+    """Raise UndeclaredError where an optimizer has changed attributes that are no inputs of the program. `before`: as `attributes` gave."""
+    changed = {name: item for name, item in vars(twin).items() if name not in _OWN and _contents(item) != before.get(name)}
+    slots = {name: Slot("optimizer", (number, name)) for name in changed}
+    unknown = [slot for slot in slots.values() if slot not in declared]
+    for name, item in changed.items():
+        message = f"the optimizer's step changes its attribute {name!r}, which a captured step would not: keep it in `state`"
+        if any(not isinstance(leaf, KEPT) for _, leaf in leaves(item)):
+            raise CaptureError(message)
+        if unknown:
+            raise UndeclaredError(unknown, message)

@@ -1,0 +1,283 @@
+"""What optimizers keep, and where: in lists, dictionaries and objects, under texts, in attributes of their own. All of it as eager leaves it."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide
+from lowtide.base.nested import Container, copied, leaves
+
+
+class Kind(enum.IntEnum):
+    ONE, TWO = 1, 2
+
+
+class Projector:
+    """Keeps what it has made, as low-rank optimizers' projectors do."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.basis, self.sides = rank, None, [None]
+
+    def project(self, gradient: Tensor, count: int) -> Tensor:
+        if self.basis is None or count % 3 == 0:
+            self.basis = torch.linalg.qr(gradient.reshape(-1, 1) @ gradient.reshape(1, -1))[0][:, : self.rank]
+            self.sides = [self.basis.sum(), self.rank]
+        return (self.basis @ (self.basis.T @ gradient.reshape(-1, 1))).view_as(gradient) * self.sides[1]
+
+
+class Own(torch.optim.Optimizer):
+    """Updates by a rule that keeps what it likes."""
+
+    fixed = 5
+
+    def __init__(self, parameters: Any, rule: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, **settings})
+        self.rule, self.count, self.mark, self.past, self.best = rule, 0, None, [], None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        shared = self.rule(self, None, None, self.param_groups[0])
+        for group in self.param_groups:
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                factor = self.rule(self, parameter, self.state[parameter], group) if shared is None else shared
+                parameter.sub_(parameter.grad * (group["lr"] * factor))
+
+
+def by_parameter(rule: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    return lambda own, parameter, state, group: None if parameter is None else rule(parameter, state, group)
+
+
+def by_step(rule: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda own, parameter, state, group: rule(own)
+
+
+def in_a_list(parameter: Tensor, state: Any, group: Any) -> Any:
+    if "sides" not in state:
+        state["sides"] = [torch.zeros_like(parameter), None, [1, parameter.numel() > 9]]
+    state["sides"][0].add_(parameter.grad)
+    state["sides"][1] = state["sides"][0] * 0.5
+    state["sides"][2][0] += 1
+    return state["sides"][1].norm() / state["sides"][2][0]
+
+
+def in_a_dictionary(parameter: Tensor, state: Any, group: Any) -> Any:
+    state.setdefault("by beta", {0.9: torch.zeros_like(parameter), "deep": {2: 1.0}, "kind": Kind.TWO, "shape": parameter.shape})
+    state["by beta"][0.9].mul_(0.9).add_(parameter.grad)
+    state["by beta"]["deep"][2] *= 0.5
+    return state["by beta"][0.9].abs().mean() + state["by beta"]["deep"][2]
+
+
+def in_an_object(parameter: Tensor, state: Any, group: Any) -> Any:
+    state["step"] = state.get("step", 0) + 1
+    if "projector" not in state:
+        state["projector"] = Projector(2)
+    return state["projector"].project(parameter.grad, state["step"]).norm()
+
+
+def in_a_window(parameter: Tensor, state: Any, group: Any) -> Any:
+    past = state.setdefault("past", [])
+    past.append(parameter.grad.norm())
+    if len(past) > 3:
+        past.pop(0)
+    return sum(past) / len(past)
+
+
+def in_settings(parameter: Tensor, state: Any, group: Any) -> Any:
+    group["norm"]["seen"] = group["norm"].get("seen", 0) + 1
+    return group["norm"]["scale"] / group["norm"]["seen"]
+
+
+def under_a_text(own: Any) -> Any:
+    if "k" not in own.state:
+        own.state["k"] = torch.tensor([0])
+        own.state["means"] = {"loss": 0.0}
+    own.state["k"] += 1
+    own.state["means"]["loss"] += 0.25
+    return math.sqrt(own.state["k"]) * own.state["means"]["loss"]
+
+
+def an_attribute(own: Any) -> Any:
+    own.count += 1
+    return 1 - 0.9**own.count
+
+
+def a_new_attribute(own: Any) -> Any:
+    own.steps = getattr(own, "steps", 0) + 1
+    return 1 / own.steps
+
+
+def of_the_class(own: Any) -> Any:
+    own.fixed += 1
+    return 1 / own.fixed
+
+
+def a_flag(own: Any) -> Any:
+    factor = 0.5 if own.mark else 1.0
+    own.mark = not own.mark
+    return factor
+
+
+def a_tensor(own: Any) -> Any:
+    norm = own.param_groups[0]["params"][0].grad.norm()
+    own.best = norm.clone() if own.best is None else own.best * 0.9 + norm * 0.1
+    return own.best
+
+
+def a_tensor_in_place(own: Any) -> Any:
+    if own.best is None:
+        own.best = torch.zeros(())
+    own.best.add_(1)
+    return 1 / own.best
+
+
+def a_list_of_its_own(own: Any) -> Any:
+    own.past.append(len(own.past) + 1)
+    return sum(own.past) * 0.1
+
+
+def numbers_as_tensors(own: Any) -> Any:
+    own.count += 1
+    lr, count = own.param_groups[0]["lr"], own.count
+    made = torch.tensor([lr, count]), torch.tensor(count), torch.tensor([count, 2]), torch.tensor([count, 3], dtype=torch.float64)
+    assert [each.dtype for each in made] == [torch.float32, torch.int64, torch.int64, torch.float64]
+    return sum(each.sum() for each in made) / 10
+
+
+RULES = {
+    "list": by_parameter(in_a_list),
+    "dictionary": by_parameter(in_a_dictionary),
+    "object": by_parameter(in_an_object),
+    "window": by_parameter(in_a_window),
+    "settings": by_parameter(in_settings),
+    **{
+        rule.__name__: by_step(rule)
+        for rule in (
+            under_a_text, an_attribute, a_new_attribute, of_the_class, a_flag, a_tensor, a_tensor_in_place, a_list_of_its_own,
+            numbers_as_tensors,
+        )
+    },
+}  # fmt: skip
+
+
+def made(rule: str) -> tuple[nn.Module, Own]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    settings = {"norm": {"scale": 2.0}} if rule == "settings" else {}
+    return model, Own(model.parameters(), RULES[rule], **settings)
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def step_of(model: nn.Module, optimizer: Own) -> Any:
+    return lowtide.optimize(model, torch.ones(5, 3), loss=square, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+
+
+def eager(model: nn.Module, optimizer: Own, x: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = square(model, x)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def left(model: nn.Module, optimizer: Own) -> list[tuple[Any, Any]]:
+    """Parameters, state and settings in their order, attributes."""
+    own = {name: item for name, item in vars(optimizer).items() if name in ("count", "mark", "past", "best", "steps", "fixed")}
+    return [*leaves(list(model.parameters())), *leaves(optimizer.state_dict()), *leaves(own)]
+
+
+def assert_same(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> None:
+    assert [path for path, _ in one] == [path for path, _ in other]
+    for (path, mine), (_, its) in zip(one, other, strict=True):
+        assert type(mine) is type(its), path
+        assert torch.equal(mine, its) if isinstance(mine, Tensor) else mine == its, path
+
+
+@pytest.mark.filterwarnings("error:the program is not what it was")
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_left_as_eager_leaves_it(rule: str) -> None:
+    mine, its = made(rule), made(rule)
+    step = step_of(*mine)
+    assert_same(left(*mine), left(*its))
+    for number in range(8):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(number))
+        assert torch.equal(step(x), eager(*its, x))
+        assert_same(left(*mine), left(*its))
+
+
+@pytest.mark.parametrize("rule", ["list", "dictionary", "object", "under_a_text"])
+def test_what_is_loaded_is_gone_on_with(rule: str) -> None:
+    mine, its = made(rule), made(rule)
+    step, x = step_of(*mine), torch.randn(5, 3)
+    for _ in range(2):
+        step(x)
+    for there, here in zip(its[0].parameters(), mine[0].parameters(), strict=True):
+        there.data.copy_(here.data)
+    its[1].load_state_dict(copy.deepcopy(mine[1].state_dict()))
+    mine[1].load_state_dict(copy.deepcopy(mine[1].state_dict()))
+    for _ in range(3):
+        assert torch.equal(step(x), eager(*its, x))
+        assert_same(left(*mine), left(*its))
+
+
+def test_a_list_that_somebody_else_makes_longer():
+    mine, its = made("list"), made("list")
+    step, x = step_of(*mine), torch.randn(5, 3)
+    for number in range(4):
+        if number == 2:
+            for model, optimizer in (mine, its):
+                entries = optimizer.state[next(model.parameters())]["sides"]
+                entries[:] = [entries[0] * 2, entries[1], [4, True], "more"]
+        assert torch.equal(step(x), eager(*its, x))
+        assert_same(left(*mine), left(*its))
+
+
+def test_one_list_in_two_places_is_refused_and_nothing_is_touched():
+    model, optimizer = made("list")
+    shared: list[Any] = [torch.ones(()), None, [1, False]]
+    for parameter in model.parameters():
+        optimizer.state[parameter]["sides"] = shared
+    with pytest.raises(lowtide.CaptureError, match="one list or dictionary in several places"):
+        step_of(model, optimizer)
+    shared[1] = shared
+    with pytest.raises(lowtide.CaptureError, match="holds itself"):
+        step_of(model, optimizer)
+
+
+def test_a_refused_capture_leaves_lists_as_they_were():
+    def decides(own: Any) -> Any:
+        own.past.append(1)
+        return 1.0 if own.param_groups[0]["params"][0].grad.norm() > 0.5 else 2.0
+
+    model, _ = made("list")
+    optimizer = Own(model.parameters(), by_step(decides))
+    with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        step_of(model, optimizer)
+    assert optimizer.past == []
+
+
+def test_what_cannot_be_kept_says_where():
+    model, optimizer = made("list")
+    optimizer.state[model[0].weight]["sides"] = [torch.ones(()), {1, 2}]
+    with pytest.raises(lowtide.CaptureError, match=r"the optimizer's state 0\.weight\.sides\.1 holds a set"):
+        step_of(model, optimizer)
+
+
+def test_containers_are_told_from_leaves():
+    item = {"a": [1, (2.0, None)], 3: Projector(1)}
+    assert [path for path, _ in leaves(item)] == [("a", 0), ("a", 1, 0), ("a", 1, 1), (3, "rank"), (3, "basis"), (3, "sides", 0)]
+    twin = copied(item)
+    assert list(leaves(twin)) == list(leaves(item)) and twin[3] is not item[3] and twin["a"] is not item["a"]
+    assert Container.of(item["a"]).empty() == [None, None]  # type: ignore[union-attr]
+    for leaf in (Kind.ONE, torch.Size([2]), torch.ones(2), nn.Linear(1, 1), len, {(): 1}, 1.0, "text"):
+        assert Container.of(leaf) is None
