@@ -76,7 +76,11 @@ def written_positions(op: OpOverload, args: tuple[Any, ...]) -> tuple[int | str,
 def _schema_writes(op: OpOverload) -> tuple[int | str, ...]:
     positions: list[int | str] = []
     for position, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write and position != (row(op).gradients or None):
+        if (
+            argument.alias_info is not None
+            and argument.alias_info.is_write
+            and position not in (row(op).gradients or None, *row(op).only_reads)
+        ):
             positions.append(argument.name if argument.kwarg_only else position)
     return tuple(positions)
 

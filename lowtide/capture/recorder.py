@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.capture import calls, lists
-from lowtide.capture.blocks import covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
+from lowtide.capture.blocks import address, covers, geometry, in_memory_order, is_lazy, overlaps_itself, same_layout
 from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import copies, draw
@@ -50,6 +50,7 @@ from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value, values_of, with_values
 from lowtide.ir.operators.nodes import begins_collective, is_collective, is_random
 from lowtide.ir.operators.row import STOP
+from lowtide.kernels.apart import apart
 
 
 def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
@@ -225,7 +226,8 @@ class Recorder(TorchDispatchMode):
         owned = any(map(self.draft.owns, targets))
         with_writes = calls.form_with_writes(func) if written and not owned else None
         before = [geometry(target) for target in targets] if owned else []
-        functional = None if with_writes else self._functional(func, recorded, written, args, kwargs)
+        form = None if with_writes else self._apart(func, written, args, targets)
+        functional = None if with_writes or form else self._functional(func, recorded, written, args, kwargs)
         if calls.row(func).answers_without_data:
             return shaped.number(self, func, recorded, args)
         try:
@@ -242,6 +244,8 @@ class Recorder(TorchDispatchMode):
         source = self.draft.sources.current()
         if not written:
             self._record(func, recorded, out, args, kwargs, source)
+        elif form is not None:
+            self._record_apart(form, func, recorded, args, kwargs, targets, source)
         elif with_writes is not None:
             self._record_with_writes(with_writes, func, recorded, results_of(func, out)[: with_writes[1]], args, kwargs, source)
         elif functional is None:
@@ -296,6 +300,16 @@ class Recorder(TorchDispatchMode):
         self.data.put(args[0], args[1], self.record)
         return args[0]
 
+    def _apart(self, func: OpOverload, written: tuple[int | str, ...], args: Any, targets: Sequence[torch.Tensor]) -> OpOverload | None:
+        """Another library's operator, with what it writes of the step's own made anew; None where that is not needed."""
+        mine = tuple(at for at in written if isinstance(at, int) and isinstance(args[at], torch.Tensor) and not self.draft.owns(args[at]))
+        if not mine or (len(mine) == len(targets) and calls.functional_form(func) is not None):
+            return None
+        if len({*map(address, targets)}) < len(targets) or any(is_lazy(each) or overlaps_itself(each) for each in targets):
+            return None
+        form: OpOverload | None = apart(func, mine)
+        return form
+
     def _functional(self, func: OpOverload, recorded: Any, written: tuple[int | str, ...], args: Any, kwargs: Any) -> _Functional | None:
         """A call of the functional form of a writing operator; None if it writes only what the caller owns."""
         targets = targets_of(written, args, kwargs)
@@ -348,6 +362,24 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(None if t is None or not self.draft.is_new(t) else self.draft.new_value(t, name) for t in results_of(func, out))
         random = calls.is_random(func, args, kwargs)
         self._append(Node(name, recorded[0], outputs, recorded[1], writes=tuple(writes), source=source), random)
+
+    def _record_apart(
+        self, form: OpOverload, func: OpOverload, recorded: Any, args: Any, kwargs: Any, targets: list[torch.Tensor], source: Source | None
+    ) -> None:
+        """An operator that writes storages of the step, and perhaps of the caller: these go to their next version, those are new."""
+        results = tensors_in([self._results_of(form, recorded, args, kwargs)])
+        owned, mine = [each for each in targets if self.draft.owns(each)], [each for each in targets if not self.draft.owns(each)]
+        for tensor in mine:
+            refuse_remembered(tensor, calls.name_of(func))
+        writes = tuple((self.draft.value(tensor), self.draft.next_version(tensor)) for tensor in owned)
+        outputs = tuple(self.draft.new_value(result, calls.name_of(form)) for result in results)
+        node = Node(calls.name_of(form), recorded[0], outputs, recorded[1], writes=writes, source=source)
+        self._append(node, calls.is_random(func, args, kwargs))
+        for tensor, update in zip(mine, outputs, strict=True):
+            if covers(tensor):
+                self.draft.renew(tensor, update)
+            else:
+                self.draft.scatter(tensor, update, source)
 
     def _record_functional(
         self, func: OpOverload, args: Any, kwargs: Any, written: tuple[int | str, ...], functional: _Functional, source: Source | None

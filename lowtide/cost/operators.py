@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Value
+from lowtide.kernels.apart import apart, origin
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -24,6 +25,8 @@ def operator(name: str) -> OpOverload:
     namespace, base, overload = name.split(".")
     if namespace == "lowtide":
         import_module("lowtide.kernels.operators")  # which defines them
+    if (source := origin(name)) is not None:
+        apart(operator(source[0]), source[1])
     try:
         resolved: OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError as error:

@@ -3,7 +3,7 @@
     takes   a node, and the nodes that make what it reads
     leaves  {"values": [...], "steps": [...]}, which JSON can hold: `trial` runs the steps and looks at the last
 
-A value is made up as {"made": [dtype, shape, stride, device]}, is the number {"scalar": 1.0}, or is what an earlier step makes,
+A value is made up as {"made": [dtype, shape, stride, device]}, is the number {"scalar": 0.75}, or is what an earlier step makes,
 {"step": 0, "result": 3}. What one operator leaves for another to read, in a layout that is its own affair (the workspace of a recurrent
 layer, bytes in a tensor of uint8), is never made up: the operator that makes it is run first. `with_makers` runs those of all that a call
 reads, for a call that made-up data does not suit.
@@ -36,6 +36,7 @@ from lowtide.errors import FormatError
 from lowtide.ir.graph import Arg, Atom, Node, Value
 from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_transfer
 from lowtide.ir.sizes import ITEM_BYTES, Size, reach
+from lowtide.kernels.apart import origin
 
 _OWN = frozenset({"aten", "prims", "prim", "quantized", "mkldnn", "onednn", "inductor"})  # a bare torch has them
 
@@ -165,13 +166,14 @@ class _StepWriter:
 
 def _made_up(value: Value) -> dict[str, Any]:
     if value.dtype == "scalar":
-        return {"scalar": 1.0}
+        return {"scalar": 0.75}  # neither 0 nor 1, by which operators may divide or which they know a quicker way for
     return {"made": [value.dtype, numbers(value.shape), numbers(value.stride), value.storage.device]}
 
 
 def definers(ops: list[str]) -> list[dict[str, Any]]:
     """Of each operator among these that is not torch's own: its schema, and the modules and libraries that may define it."""
-    return [_definer(op) for op in dict.fromkeys(ops) if op.split(".")[0] not in _OWN]
+    origins = [op if (source := origin(op)) is None else source[0] for op in ops]
+    return [_definer(op) for op in dict.fromkeys(origins) if op.split(".")[0] not in _OWN]
 
 
 def _definer(op: str) -> dict[str, Any]:

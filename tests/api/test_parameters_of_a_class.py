@@ -50,7 +50,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Any = self.base.weight
-        assert type(weight).__name__ == "Packed" and isinstance(weight, Packed) and isinstance(self.bias, Named)
+        assert type(weight).__name__ == "Packed"
+        assert isinstance(weight, Packed)
+        assert isinstance(self.bias, Named)
         assert torch.numel(weight) == -1
         return nn.functional.linear(x, weight.unpacked(), self.base.bias) + self.high(self.low(x)) + self.bias
 
@@ -77,7 +79,8 @@ def test_training_beside_packed_weights():
         optimizer.step()
         assert torch.equal(step(x), loss)
     for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
-        assert type(mine) is type(its) and torch.equal(mine, its)
+        assert type(mine) is type(its)
+        assert torch.equal(mine, its)
 
 
 @pytest.mark.parametrize("exact", [True, False])

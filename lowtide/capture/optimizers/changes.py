@@ -96,6 +96,7 @@ class Changes:
     def _settled(self, item: Any) -> Any:
         if isinstance(item, TracedNumber):
             return item.actual
+        item = self.draft.fake(item)  # of a tensor that was there before: the fake which stands for it
         if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
             known = self.scalars.known_content(self.draft.value(item))
             if known is not UNKNOWN:

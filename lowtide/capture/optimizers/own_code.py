@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
@@ -64,12 +65,26 @@ class _TensorsAndNumbers(TorchFunctionMode):
             return _TO_NUMBERS[func](self.scalars.freeze(self.scalars.read(args[0])))
         if func in (torch.tensor, torch.as_tensor) and kwargs.keys() <= {"dtype", "device"}:
             numbers = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-            if any(map(is_traced, numbers)) and (made := self._made(numbers, kwargs)) is not None:
-                return made.reshape(len(numbers) if numbers is args[0] else ())
+            if any(map(is_traced, numbers)) and (tensor := self._made(numbers, kwargs)) is not None:
+                return tensor.reshape(len(numbers) if numbers is args[0] else ())
+        if isinstance(func, (OpOverload, OpOverloadPacket)) and any(map(is_traced, args)):
+            args = self._whole(func, args)
         if func is torch.Tensor.__setitem__ and is_traced(args[2]):
             target, index, number = args
             return func(target, index, torch.full((), number, dtype=target.dtype, device=target.device))
         return func(*args, **kwargs)
+
+    def _whole(self, func: OpOverload | OpOverloadPacket, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with integers where an operator takes nothing else, as those of other libraries may."""
+        names: Sequence[str] = func.overloads() if isinstance(func, OpOverloadPacket) else []
+        if isinstance(func, OpOverloadPacket) and len(names) > 1:
+            return args
+        op = getattr(func, names[0]) if isinstance(func, OpOverloadPacket) else func
+        kinds = (str(each.type) for each in op._schema.arguments)
+        return tuple(
+            self.scalars.whole(item) if is_traced(item) and kind in ("int", "SymInt") else item
+            for item, kind in zip(args, kinds, strict=False)
+        )
 
     def _made(self, numbers: Sequence[Any], options: dict[str, Any]) -> torch.Tensor | None:
         """[numbers] a tensor of them; None where one is no number that is known to be a float or an integer."""

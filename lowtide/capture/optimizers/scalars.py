@@ -176,6 +176,14 @@ class Scalars:
         self._branch(number.value, "is float", True, isinstance(actual, float))
         return type(actual)
 
+    def whole(self, number: TracedNumber) -> Any:
+        """A stand-in for it that is an integer, where it is one; else the number."""
+        if self.kind_of(number) is not int:
+            return number
+        stand_in = 2**40 + self._random.getrandbits(40)
+        self._value_of[stand_in] = number.value
+        return stand_in
+
     def _counts(self, number: TracedNumber) -> bool:
         """Whether a number rests on a state tensor, such as a step count: frozen, the program would be right for one step."""
         _, roots = self._foretold.formula((number.value,))

@@ -184,6 +184,9 @@ _OF_SIZES = (
 _UPDATES = (
     *(Operator(name=f"aten._fused_{name}", gradients=1, first=f"lowtide.first_{name}") for name in ("sgd", "adam", "adamw")),
     Operator(name="aten._fused_adagrad", gradients=1),
+    # Gradients and tables of codes.
+    Operator(name="bitsandbytes.optimizer_update_32bit", only_reads=(1,)),
+    Operator(name="bitsandbytes.optimizer_update_8bit_blockwise", only_reads=(1, 12, 13)),
 )
 
 ROWS = (*_ELEMENTWISE, *_LIKE, *_OF_SIZES, *_DRAWS, *_UPDATES)

@@ -193,6 +193,7 @@ class Operator:
     of_sizes: str = ""  # the form that takes sizes in the place of a tensor of these sizes
     weight_of_rows: int = 0  # of a product of rows by a weight: where the weight stands, behind the rows, and before those a bias
     gradients: int = 0  # of an update of lists of tensors: where gradients stand, which it only reads, whatever its schema says
+    only_reads: tuple[int, ...] = ()  # arguments that it does not write, although its schema says so
     first: str = ""  # of such an update: the operator that makes the state of one tensor, as the first of them
     epsilon: int = 0  # where the epsilon of a batch norm stands, of one that may have statistics given
 
