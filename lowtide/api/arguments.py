@@ -11,7 +11,7 @@ from torch import nn
 from lowtide.api.home import check_state_is_there
 from lowtide.api.options import Run, Training
 from lowtide.base.messages import warn
-from lowtide.base.nested import leaves
+from lowtide.base.skeleton import leaves
 from lowtide.capture.batches import BATCHES
 from lowtide.capture.optimizers.wrappers import accumulates_over, holds_optimizer, scalers_within, torch_optimizer
 from lowtide.capture.program import TrainingProgram

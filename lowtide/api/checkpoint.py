@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from lowtide.base.nested import leaves
+from lowtide.base.skeleton import leaves
 from lowtide.errors import FormatError, StepError
 from lowtide.runtime.ranks import Peers, SinglePeer
 

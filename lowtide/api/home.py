@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowtide.api.variant import Variant
-from lowtide.base.nested import Keys, leaves, put
+from lowtide.base.skeleton import Keys, leaves, put
 from lowtide.capture.optimizers.optimizer import LEAST_BYTES
 from lowtide.errors import StepError
 from lowtide.ir.graph import Kind

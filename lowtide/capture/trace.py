@@ -16,8 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.base.nested import Container
 from lowtide.base.places import NOTHING, Beside, Position
+from lowtide.base.skeleton import Skeleton
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
@@ -123,7 +123,7 @@ class CapturedStep:
         slots, items = list(self.assigned), list(results)
         for at, slot, item in reversed(self.constants_assigned):
             slots.insert(at, slot)
-            items.insert(at, item.empty() if isinstance(item, Container) else item)
+            items.insert(at, item.empty() if isinstance(item, Skeleton) else item)
         return slots, items
 
     def made_before(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:

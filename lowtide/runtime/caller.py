@@ -19,8 +19,8 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
-from lowtide.base.nested import at, leaves, put
 from lowtide.base.places import Position, Sum
+from lowtide.base.skeleton import at, leaves, put
 from lowtide.errors import BatchError, StepError
 from lowtide.ir.graph import Graph, Kind, Slot, Storage, Value
 from lowtide.ir.result_specs import same_strides

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lowtide.base.nested import Container, Keys, entry, leaves, mapped
 from lowtide.base.places import ABSENT
+from lowtide.base.skeleton import Keys, Skeleton, entry, leaves, mapped
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.scalars import UNKNOWN, Scalars, TracedNumber
 from lowtide.errors import CaptureError
@@ -63,14 +63,14 @@ class Changes:
         """Put into slots what is not what it was: of a list or a dictionary, the entries that the step has written."""
         if not differ(before, now):
             return
-        container = Container.of(now)
-        if container is None or container.kind is tuple:
+        skeleton = Skeleton.of(now)
+        if skeleton is None or skeleton.kind is tuple:
             self._put(slot, now)
             return
-        if container != Container.of(before):
-            self.constants.append((len(self.assigned), slot, container))
-            before = container.filled([ABSENT] * len(container.keys))
-        for key, item in container.entries(now):
+        if skeleton != Skeleton.of(before):
+            self.constants.append((len(self.assigned), slot, skeleton))
+            before = skeleton.filled([ABSENT] * len(skeleton.keys))
+        for key, item in skeleton.entries(now):
             self._compare(within(slot, (key,)), entry(before, key), item)
 
     def _put(self, slot: Slot, item: Any) -> None:
@@ -110,7 +110,7 @@ def within(slot: Slot, path: Keys) -> Slot:
 
 def differ(before: Any, now: Any) -> bool:
     """Whether other things lie there, or lie in other containers."""
-    container = Container.of(now)
-    if container is None or container != Container.of(before):
+    skeleton = Skeleton.of(now)
+    if skeleton is None or skeleton != Skeleton.of(before):
         return now is not before
-    return any(differ(entry(before, key), item) for key, item in container.entries(now))
+    return any(differ(entry(before, key), item) for key, item in skeleton.entries(now))

@@ -25,7 +25,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.kernels import COMPILING
-from lowtide.base.nested import Container
+from lowtide.base.skeleton import Skeleton
 from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.data.facts import Facts, FactStep, NumberLeaf, Ref, called, filled, result_of, step_of
 from lowtide.errors import StepError
@@ -36,7 +36,7 @@ from lowtide.ir.operators.row import ARITHMETIC, MATH_FUNCTIONS
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "is": operator.is_,
     "is float": lambda item, expected: isinstance(item, float) is expected,
-    "has entries": lambda item, expected: Container.of(item) == expected,
+    "has entries": lambda item, expected: Skeleton.of(item) == expected,
 }  # fmt: skip
 _OF_TWO = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 NUMBER_OPERATIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _OF_TWO}

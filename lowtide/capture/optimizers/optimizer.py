@@ -18,8 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.messages import warn
-from lowtide.base.nested import Container, Keys, copied, leaves, mapped
 from lowtide.base.places import ABSENT
+from lowtide.base.skeleton import Keys, Skeleton, copied, leaves, mapped
 from lowtide.capture.blocks import address, covers, geometry
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes, differ, within
@@ -348,14 +348,14 @@ def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph], facts
 
 def _containers_in(item: Any, around: tuple[int, ...] = ()) -> Iterator[int]:
     """By id, those that can be written into. Raises CaptureError for one that holds itself."""
-    container = Container.of(item)
-    if container is None:
+    skeleton = Skeleton.of(item)
+    if skeleton is None:
         return
     if id(item) in around:
         raise CaptureError(f"the optimizer keeps a {type(item).__name__} in its state that holds itself, which cannot be captured")
-    if container.kind is not tuple:
+    if skeleton.kind is not tuple:
         yield id(item)
-    for _, each in container.entries(item):
+    for _, each in skeleton.entries(item):
         yield from _containers_in(each, (*around, id(item)))
 
 
@@ -373,11 +373,11 @@ def _refuse_shared_containers(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
-    container = Container.of(item)
-    if container is not None:
-        if container.kind is not tuple and len(slot.path) == 2:
+    skeleton = Skeleton.of(item)
+    if skeleton is not None:
+        if skeleton.kind is not tuple and len(slot.path) == 2:
             scalars.hold(slot, item)
-        return container.filled([_traced(each, within(slot, (key,)), scalars) for key, each in container.entries(item)])
+        return skeleton.filled([_traced(each, within(slot, (key,)), scalars) for key, each in skeleton.entries(item)])
     if isinstance(item, torch.Tensor):
         fake = item if isinstance(item, FakeTensor) else scalars.draft.fake_mode.from_tensor(item)
         scalars.learn(scalars.draft.add_input(fake, slot, Kind.STATE, ".".join(map(str, slot.path))), item)

@@ -17,7 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
-from lowtide.base.nested import leaves
+from lowtide.base.skeleton import leaves
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.optimizers.derived_numbers import traced_calls
 from lowtide.capture.optimizers.scalars import Scalars, apply, is_traced

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowtide.base.nested import Container
+from lowtide.base.skeleton import Skeleton
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers import derived_numbers as derived
 from lowtide.capture.sources import users_line
@@ -80,9 +80,9 @@ class Scalars:
 
     def hold(self, slot: Slot, actual: Any) -> None:
         """Containers are taken to keep their entries where they have them."""
-        if (container := Container.of(actual)) is not None:
-            self.guards[Guard(slot, "has entries", container, True)] = None
-            for key, item in container.entries(actual):
+        if (skeleton := Skeleton.of(actual)) is not None:
+            self.guards[Guard(slot, "has entries", skeleton, True)] = None
+            for key, item in skeleton.entries(actual):
                 self.hold(Slot(slot.table, (*slot.path, key)), item)
 
     def root(self, slot: Slot, actual: Any, name: str) -> Any:

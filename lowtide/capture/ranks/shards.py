@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import _register_work, _resolve_process_group
 from torch.utils._python_dispatch import _disable_current_modes
 
 import lowtide.kernels.operators  # noqa: F401  (defines the operators of lowtide's own)
-from lowtide.base.nested import leaves
+from lowtide.base.skeleton import leaves
 from lowtide.capture import calls
 from lowtide.capture.draft import Draft
 from lowtide.capture.fakes import FakeModel

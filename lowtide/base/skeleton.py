@@ -14,14 +14,14 @@ _LIBRARIES = ("torch.", "numpy.", "builtins.")  # whose classes keep more than a
 
 
 @dataclass(frozen=True)
-class Container:
+class Skeleton:
     """One without its entries: what kind it is, and where in it there is something."""
 
     kind: type[Any]
     keys: Keys
 
     @classmethod
-    def of(cls, item: Any) -> Container | None:
+    def of(cls, item: Any) -> Skeleton | None:
         """None for what is no container, or has other keys than texts and numbers."""
         kind = type(item)
         if kind not in _KINDS:
@@ -60,9 +60,9 @@ def _is_plain_object(item: Any) -> bool:
 
 def mapped(function: Callable[[Keys, Any], Any], item: Any, path: Keys = ()) -> Any:
     """The same containers around what `function` makes of each thing in them, given where it lies."""
-    if (container := Container.of(item)) is None:
+    if (skeleton := Skeleton.of(item)) is None:
         return function(path, item)
-    return container.filled([mapped(function, each, (*path, key)) for key, each in container.entries(item)])
+    return skeleton.filled([mapped(function, each, (*path, key)) for key, each in skeleton.entries(item)])
 
 
 def copied(item: Any) -> Any:
@@ -72,10 +72,10 @@ def copied(item: Any) -> Any:
 
 def leaves(item: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     """What lies in containers, and where."""
-    if (container := Container.of(item)) is None:
+    if (skeleton := Skeleton.of(item)) is None:
         yield path, item
         return
-    for key, each in container.entries(item):
+    for key, each in skeleton.entries(item):
         yield from leaves(each, (*path, key))
 
 
