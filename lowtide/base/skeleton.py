@@ -1,10 +1,10 @@
-"""Lists, tuples, dictionaries and plain objects within one another, as optimizers keep what they know: walked, copied, made anew."""
+"""Lists, dictionaries, plain objects and tensors made of tensors, within one another: what optimizers keep, walked, copied, made anew."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -19,11 +19,15 @@ class Skeleton:
 
     kind: type[Any]
     keys: Keys
+    beside: tuple[Any, ...] = field(default=(), compare=False)  # what a tensor that is made of others is told beside those
 
     @classmethod
     def of(cls, item: Any) -> Skeleton | None:
         """None for what is no container, or has other keys than texts and numbers."""
         kind = type(item)
+        if hasattr(kind, "__tensor_flatten__"):
+            parts, context = item.__tensor_flatten__()
+            return cls(kind, tuple(parts), (context, item.shape, item.stride()))
         if kind not in _KINDS:
             return cls(kind, tuple(vars(item))) if _is_plain_object(item) else None
         keys = tuple(item) if isinstance(item, dict) else tuple(range(len(item)))
@@ -36,15 +40,19 @@ class Skeleton:
 
     def filled(self, entries: Sequence[Any]) -> Any:
         """A new one."""
+        if self.beside:
+            return self.kind.__tensor_unflatten__(dict(zip(self.keys, entries, strict=True)), *self.beside)
         if self.kind not in _KINDS:
             new = object.__new__(self.kind)
             vars(new).update(zip(self.keys, entries, strict=True))
             return new
         return self.kind(zip(self.keys, entries, strict=True)) if issubclass(self.kind, dict) else self.kind(entries)
 
-    def empty(self) -> Any:
-        """A new one, with None in each place."""
-        return self.filled([None] * len(self.keys))
+
+def built(items: Iterator[Any]) -> Any:
+    """The next thing: after a skeleton come the things that it holds."""
+    item = next(items)
+    return item.filled([built(items) for _ in item.keys]) if isinstance(item, Skeleton) else item
 
 
 def _is_plain_object(item: Any) -> bool:
@@ -83,7 +91,7 @@ def entry(item: Any, key: Any) -> Any:
     """What lies there. Raises KeyError, IndexError or TypeError where nothing does."""
     if isinstance(item, dict) and key not in item:  # which a defaultdict would put there
         raise KeyError(key)
-    return item[key] if isinstance(item, _KINDS) else vars(item)[key]
+    return item[key] if isinstance(item, _KINDS) else getattr(item, key) if hasattr(item, "__tensor_flatten__") else vars(item)[key]
 
 
 def at(item: Any, path: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,14 +14,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from lowtide.base.skeleton import Keys, mapped
 from lowtide.capture.care.reads import AttributeReads, refusal
 from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
 from lowtide.capture.care.turns import ModuleViews, Replacing, all_replaced, during, undoing
 from lowtide.capture.effects.code import real_of
 from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.looks import is_made_of_tensors
 from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
+from lowtide.ir.graph import Slot
 from lowtide.ir.tree import Leaf
 from lowtide.kernels.parts import WHOLE_OF
 
@@ -37,10 +40,13 @@ class FakeModel:
     attributes: dict[torch.Tensor, torch.Tensor]  # plain tensors that modules keep beside
     names: dict[torch.Tensor, str]
     parts: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)  # of parameters of which the caller holds a part: that
+    composed: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)  # of tensors that are made of others: the same around fakes
+    within: dict[torch.Tensor, tuple[torch.Tensor, Slot]] = field(default_factory=dict)  # of those others, and where they are
 
     @property
     def all(self) -> dict[torch.Tensor, torch.Tensor]:
-        return {**self.parameters, **self.buffers, **self.attributes}
+        within = {real: fake for real, (fake, _) in self.within.items()}
+        return {**self.parameters, **self.buffers, **self.attributes, **self.composed, **within}
 
 
 def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> FakeModel:
@@ -48,6 +54,10 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
     fakes = FakeModel({}, {}, {}, {})
     for table, stand_ins in ((model.named_parameters(), fakes.parameters), (model.named_buffers(), fakes.buffers)):
         for name, tensor in table:
+            if is_made_of_tensors(type(tensor)) and not tensor.requires_grad:
+                slot = Slot("parameter" if stand_ins is fakes.parameters else "buffer", (name,))
+                fakes.names[tensor], fakes.composed[tensor] = name, mapped(partial(_fake_within, fakes, slot, mode, device), tensor)
+                continue
             _refuse(name, tensor)
             fakes.names[tensor], stand_ins[tensor] = name, fake_of(tensor, mode, device)
             if tensor in WHOLE_OF:
@@ -56,6 +66,14 @@ def fake_model(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
         if tensor not in fakes.names:
             fakes.names[tensor], fakes.attributes[tensor] = name, fake_of(tensor, mode, device)
     return fakes
+
+
+def _fake_within(fakes: FakeModel, slot: Slot, mode: FakeTensorMode, device: torch.device, path: Keys, tensor: Any) -> torch.Tensor:
+    place = Slot(slot.table, (*slot.path, *path))
+    _refuse(".".join(map(str, place.path)), tensor)
+    fake = fake_of(tensor, mode, device)
+    fakes.names[tensor], fakes.within[tensor] = ".".join(map(str, place.path)), (fake, place)
+    return fake
 
 
 def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
@@ -123,7 +141,8 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
         raise CaptureError(f"{name} is not initialised yet: run one batch through the model first")
     if type(tensor) not in _PLAIN and not (isinstance(tensor, nn.Parameter) and _lies_in_plain_memory(type(tensor))):
-        raise CaptureError(f"{name} is a {type(tensor).__name__}; plain tensors and parameters can be captured")
+        frozen = ", and frozen ones that are made of such" if is_made_of_tensors(type(tensor)) else ""
+        raise CaptureError(f"{name} is a {type(tensor).__name__}; plain tensors and parameters can be captured{frozen}")
     if tensor.layout is not torch.strided:
         raise CaptureError(
             f"{name} has layout {tensor.layout}; dense tensors can be captured: keep its indices and "
@@ -172,7 +191,7 @@ class OwnParameters(TorchFunctionMode):
     def __init__(self, fakes: FakeModel) -> None:
         super().__init__()
         self.looked_at = set[int]()  # the fakes, by id, of which the program asks for the flag or the gradient
-        self._fakes = {id(real): fake for real, fake in fakes.parameters.items()}
+        self._fakes = {id(real): fake for real, fake in (*fakes.parameters.items(), *fakes.composed.items())}
         self._real = {id(fake): real for real, fake in fakes.all.items()}
 
     @contextmanager

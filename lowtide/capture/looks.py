@@ -135,3 +135,9 @@ def another(tensor: FakeTensor) -> FakeTensor:
     with no_dispatch():
         plain = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return FakeTensor(tensor.fake_mode, plain, tensor.fake_device)
+
+
+@functools.cache
+def is_made_of_tensors(kind: type) -> bool:
+    """Whether a class of tensors says what plain ones its tensors are made of. Torch's own (nested tensors, say) are refused elsewhere."""
+    return hasattr(kind, "__tensor_flatten__") and not f"{kind.__module__}.".startswith("torch.")

@@ -38,7 +38,7 @@ from lowtide.capture.draft import CallArguments, Draft
 from lowtide.capture.effects.data import Data
 from lowtide.capture.formulas import gradients, recurrent
 from lowtide.capture.formulas.dispatch import calls_within
-from lowtide.capture.looks import WRITTEN, fakes_of, kind_of
+from lowtide.capture.looks import WRITTEN, fakes_of, is_made_of_tensors, kind_of
 from lowtide.capture.ranks.data_parallel import CALLED_BY_LAYERS, REFUSED
 from lowtide.capture.ranks.wholes import WholeTensors
 from lowtide.capture.real import not_remembered, run, structured
@@ -153,6 +153,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run `func` on fake tensors and record what it does. What is refused stays refused, also where the program catches the error."""
+        if any(map(is_made_of_tensors, types)):
+            return NotImplemented  # its class takes it apart, and comes back with the tensors that it is made of
         try:
             return self._run(func, types, args, kwargs or {})
         except LowtideError as error:

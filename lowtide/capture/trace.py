@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.base.places import NOTHING, Beside, Position
-from lowtide.base.skeleton import Skeleton
+from lowtide.base.skeleton import built
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
 from lowtide.capture.care.follower import put_beside
@@ -86,7 +87,7 @@ class CapturedStep:
     assigned: tuple[Slot, ...]  # of the last graph.outputs
     constants_assigned: tuple[
         tuple[int, Slot, Any], ...
-    ]  # flags, texts and empty containers that the optimizer sets, and how many of `assigned` come before
+    ]  # flags, texts and skeletons that the optimizer sets, and how many of `assigned` come before
     guards: tuple[Fact, ...]  # what must hold of the caller's numbers
     readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
     constants: tuple[Any, ...]  # what "constant" slots refer to: tensors, generators, or where each step puts another tensor
@@ -123,8 +124,12 @@ class CapturedStep:
         slots, items = list(self.assigned), list(results)
         for at, slot, item in reversed(self.constants_assigned):
             slots.insert(at, slot)
-            items.insert(at, item.empty() if isinstance(item, Skeleton) else item)
-        return slots, items
+            items.insert(at, item)
+        if not self.constants_assigned:
+            return slots, items
+        left = iter(zip(slots, items, strict=True))
+        whole = [(slot, built(chain([item], (each for _, each in left)))) for slot, item in left]
+        return [slot for slot, _ in whole], [item for _, item in whole]
 
     def made_before(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
         """The same of a program that ended before the optimizer stepped: what the model's own places get."""
@@ -179,6 +184,10 @@ class Trace:
                 slots[real] = Slot(table, (name,))
                 self.real[slots[real]] = real
                 self.recorder.draft.add_input(self.fakes.parts.get(real, fake), slots[real], kind, name)
+        for real, (fake, slot) in self.fakes.within.items():
+            slots[real], self.real[slot] = slot, real
+            kind = Kind.PARAMETER if slot.table == "parameter" else Kind.BUFFER
+            self.recorder.draft.add_input(fake, slot, kind, self.fakes.names[real])
         if leaving is not None:
             leaving.own = frozenset(map(id, model.modules()))
             self.recorder.numbers = leaving.numbers

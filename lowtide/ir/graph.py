@@ -46,7 +46,7 @@ Path: TypeAlias = "tuple[str | int, ...]"
 class Slot:
     """One place in the caller's program: `table` says of which kind, `path` where among those.
 
-    parameter, buffer  (name,)                         of the model, "layer1.0.conv1.weight"
+    parameter, buffer  (name, ...)                     of the model, "layer1.0.conv1.weight", or what such a one is made of
     attribute          (name,)                         a plain tensor of a module, "layer1.memory"
     state              (parameter's name, key, ...)    of the optimizer: a tensor or a number, perhaps within lists and dictionaries
     optimizer          (its index, attribute, ...)     the same of what it keeps for no parameter

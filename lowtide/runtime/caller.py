@@ -154,8 +154,8 @@ class View:
 
 
 _READERS: dict[str, Callable[[View, Any], Any]] = {
-    "parameter": lambda view, path: view.parameters[path[0]],
-    "buffer": lambda view, path: view.buffers[path[0]],
+    "parameter": lambda view, path: at(view.parameters[path[0]], path[1:]),
+    "buffer": lambda view, path: at(view.buffers[path[0]], path[1:]),
     "attribute": View._attribute,
     "batch": lambda view, path: view.batch[path[0]],
     "state": View._state,

@@ -109,6 +109,130 @@ class Wrapped(Tensor):
         return Wrapped(func(*plain).detach()) if func is torch.ops.aten.detach.default else func(*plain, **(kwargs or {}))
 
 
+aten = torch.ops.aten
+
+
+class Coded(Tensor):
+    """Bytes and what a unit of each row is worth: made of plain tensors, and says so."""
+
+    codes: Tensor
+    scale: Tensor
+    turned: bool
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: Tensor, turned: bool = False) -> Coded:
+        shape = codes.shape[::-1] if turned else codes.shape
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=scale.dtype, device=codes.device)
+        self.codes, self.scale, self.turned = codes, scale, turned
+        return self
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Coded:
+        scale = weight.abs().amax(1, keepdim=True) / 100
+        return cls((weight / scale).round().to(torch.int8), scale)
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["codes", "scale"], self.turned
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], turned: bool, size: Any, stride: Any) -> Coded:
+        return cls(parts["codes"], parts["scale"], turned)
+
+    def dequantize(self) -> Tensor:
+        plain = self.codes.to(self.scale.dtype) * self.scale
+        return plain.t() if self.turned else plain
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.t.default:
+            return cls(args[0].codes, args[0].scale, not args[0].turned)
+        if func is aten.detach.default:
+            return cls(args[0].codes, args[0].scale, args[0].turned)
+        if func is aten.copy_.default and isinstance(args[0], Coded):
+            other = args[1] if isinstance(args[1], Coded) else cls.of(args[1])
+            args[0].codes.copy_(other.codes)
+            args[0].scale.copy_(other.scale)
+            return args[0]
+        plain = [each.dequantize() if isinstance(each, Coded) else each for each in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.low, self.high = nn.Linear(6, 5), nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False)
+        self.base.weight = nn.Parameter(Coded.of(self.base.weight.detach()), requires_grad=False)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.base.weight, Coded)
+        hidden: Tensor = self.last(torch.tanh(self.base(x) + self.high(self.low(x))))
+        return hidden
+
+
+class KeepsCodes(torch.optim.Optimizer):
+    """Keeps its averages in bytes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                rows = parameter.grad.reshape(len(parameter), -1)
+                if not state:
+                    state["step"], state["average"] = (
+                        torch.tensor(0.0),
+                        Coded(torch.zeros_like(rows, dtype=torch.int8), rows[:, :1] * 0 + 1),
+                    )
+                state["step"] += 1
+                average = state["average"].dequantize().lerp(rows, 0.1)
+                state["average"].copy_(average)
+                parameter.sub_(average.reshape(parameter.shape), alpha=group["lr"])
+
+
+@pytest.mark.filterwarnings("ignore:the optimizer does not hold 3 parameters")
+@pytest.mark.parametrize("optimizer", [trained, lambda model: KeepsCodes(model.last.parameters())])
+def test_training_beside_weights_that_are_made_of_tensors(optimizer: Any):
+    model, twin = Adapted(), Adapted()
+    x, mine, its = torch.randn(4, 6), optimizer(model), optimizer(twin)
+    step = lowtide.optimize(model, x, loss=square, optimizer=mine, planning=lowtide.Planning(workspaces=False))
+    for number in range(5):
+        if number == 3:  # is read where it lies then
+            for each in (model, twin):
+                each.base.weight.scale = each.base.weight.scale * 2  # type: ignore[attr-defined, operator]
+        its.zero_grad()
+        loss = square(twin, x)
+        loss.backward()
+        its.step()
+        assert torch.equal(step(x), loss)
+    for here, there in zip(mine.state.values(), its.state.values(), strict=True):
+        for key, item in there.items():
+            assert type(item) is type(here[key])
+            plain = [each.dequantize() if isinstance(each, Coded) else each for each in (item, here[key])]
+            assert torch.equal(*plain)
+
+
+def test_inference_with_weights_that_are_made_of_tensors():
+    model, x = Adapted().eval(), torch.randn(4, 6)
+    function = lowtide.optimize(model, x)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(function(x), model(x))
+        model.base.weight.codes.zero_()  # type: ignore[union-attr, operator]
+        assert torch.equal(function(x), model(x))
+
+
+def test_one_that_is_made_of_tensors_and_trained_is_refused():
+    model = Adapted()
+    model.base.weight.requires_grad_()
+    with pytest.raises(lowtide.CaptureError, match=r"base\.weight is a Coded; plain tensors .* and frozen ones that are made of such"):
+        lowtide.optimize(model, torch.randn(4, 6))
+
+
 def test_one_that_stands_for_another_tensor_is_refused():
     model = nn.Linear(6, 5)
     model.weight = nn.Parameter(Wrapped(model.weight.detach()), requires_grad=False)

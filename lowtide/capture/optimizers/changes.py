@@ -24,7 +24,7 @@ class Changes:
     def __init__(self, draft: Draft, scalars: Scalars) -> None:
         self.draft, self.scalars = draft, scalars
         self.assigned: list[tuple[Slot, Value]] = []
-        # flags, None, texts and empty containers, and how many of `assigned` come before
+        # flags, None, texts and skeletons of what follows, and how many of `assigned` come before
         self.constants: list[tuple[int, Slot, Any]] = []
         self.added: list[Slot] = []  # settings that were not there before
         self.contents: dict[int, Any] = {}  # by id of a tensor of one element: the number that it now holds, where that is known
@@ -69,9 +69,9 @@ class Changes:
             return
         if skeleton != Skeleton.of(before):
             self.constants.append((len(self.assigned), slot, skeleton))
-            before = skeleton.filled([ABSENT] * len(skeleton.keys))
+            before = ABSENT
         for key, item in skeleton.entries(now):
-            self._compare(within(slot, (key,)), entry(before, key), item)
+            self._compare(within(slot, (key,)), before if before is ABSENT else entry(before, key), item)
 
     def _put(self, slot: Slot, item: Any) -> None:
         plain = (*_PLAIN, int, float) if type(item) is tuple else _PLAIN
