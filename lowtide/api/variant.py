@@ -285,7 +285,7 @@ class Variant:
         before = self.captured.outputs.before()
         self.captured.outputs.put(outputs[:results], before)
         self.captured.flags.put()
-        return self.captured.result(outputs[:results], before), stepped
+        return self.captured.result(outputs[:results], before), stepped or self.captured.early is not None
 
     def _served(self, arena: Arena, run: Callable[[], list[Any]]) -> list[Any]:
         return arena.run(self.program, run, self.shape, lambda: expected(self.plan))

@@ -6,7 +6,7 @@ Kinds of containers that torch has been told of: what `torch.utils._pytree` can 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -28,7 +28,6 @@ from lowtide.capture.care.leaks import LeakWatch
 from lowtide.capture.care.surroundings import functions_of, methods_of, objects_of, put_back_on_failure, settings_unchanged
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
-from lowtide.capture.difference import is_same
 from lowtide.capture.effects.attempts import with_leaving
 from lowtide.capture.effects.calls import shown_later
 from lowtide.capture.effects.flags import FlagRecorder
@@ -36,24 +35,18 @@ from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.optimizers.alike import Few, NotAlikeError
 from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
-from lowtide.capture.optimizers.own_code import UndeclaredError
-from lowtide.capture.optimizers.sample import Sample, copied
 from lowtide.capture.optimizers.scalars import UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
-from lowtide.capture.ranks.shards import gather, own_shards, refuse_mixing, refuse_whole_state
-from lowtide.capture.recorder import Recorder
+from lowtide.capture.ranks.shards import own_shards, refuse_whole_state
 from lowtide.capture.results import NumbersLater, beside, checked_loss, holds_fakes, joined, share_of, with_loss
 from lowtide.capture.trace import CapturedStep, Given, Trace, tracing
+from lowtide.capture.updates import optimizer_step
 from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Kind
 from lowtide.kernels.optimizers import each_of
-
-_SEEDS = 1, 2  # of the numbers that stand for an optimizer's settings
-_checked: set[tuple[Any, ...]] = set()  # kinds of parameters and settings, of which no number escapes torch's optimizers
 
 
 @tree.open_with
@@ -257,14 +250,14 @@ def _recorded_training(
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
-        first, following = _optimizer_step(trace, shadow, result, checked=not (compared or latest))
+        first, following = optimizer_step(trace, shadow, result, checked=not (compared or latest))
         slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
         has_later = not compared and any(slot.table in ("state", "optimizer", "group") for slot in slots)
         later: CapturedStep | None = None
         with suppress(UndecidedError):  # it can be known only then, as the optimizer decides on the state that it has made
-            later = _optimizer_step(trace, following, result)[0] if has_later else None
+            later = optimizer_step(trace, following, result)[0] if has_later else None
         if latest and later is None:
-            first, _ = _optimizer_step(trace, shadow, result)
+            first, _ = optimizer_step(trace, shadow, result)
         if has_later and later is None:
             return (first if not program.between_steps else on_the_host(first),)
         captured: tuple[CapturedStep, ...] = (first,) if later is None else (later,) if latest else (first, later)
@@ -340,86 +333,6 @@ def _exchange(trace: Trace, program: TrainingProgram, ranks: Ranks) -> None:
     trace.in_parts.send_rest(parameters)
     if program.after_backward is not None:
         trace.in_parts.show(trace.recorder.draft)
-
-
-def _optimizer_step(trace: Trace, shadow: Shadow, result: Any, *, checked: bool = True) -> tuple[CapturedStep, Shadow]:
-    """Record the optimizer's step on a continuation of the recording, and see that no number escapes.
-
-    What is compared with a program from which none did need not be checked: a number that escaped is a difference.
-    """
-    tail, update, following = _recorded_update(trace, shadow, _SEEDS[0])
-    if checked:
-        _refuse_escaped(trace, shadow, tail)
-    return trace.finish(tail, result, update), following
-
-
-def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
-    """Raise CaptureError where two recordings with other stand-in numbers differ.
-
-    Of an optimizer of torch's one parameter of each kind tells as much as all, and as much as another capture has seen of the same.
-    """
-    one, update = whole, shadow
-    if (kinds := shadow.kinds()) is not None:
-        seen = (*shadow.manner(), *kinds)
-        if seen in _checked and trace.sharded is None:
-            return
-        update = shadow.sampled(frozenset(kinds.values()))
-        one = _recorded_update(trace, update, _SEEDS[0])[0]
-    two = _recorded_update(trace, update, _SEEDS[1])[0]
-    if not is_same(one.draft, two.draft):
-        raise CaptureError(
-            f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), so "
-            "later changes of it would go unseen: it cannot be captured"
-        )
-    if kinds is not None:
-        _checked.add(seen)
-    for each in {one, two} - {whole}:
-        each.draft.let_go()
-
-
-def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder, Update, Shadow]:
-    """One recording of the optimizer's step, on a continuation of its own. Attributes that it changes are given to the next one."""
-    while True:
-        try:
-            return _update(trace, shadow, seed)
-        except UndeclaredError as error:
-            shadow = shadow.with_attributes(error.slots, trace.recorder.draft)
-
-
-def _update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder, Update, Shadow]:
-    if trace.sharded is None and shadow.sample is None and (few := Few.of(shadow.keys_of_looks(trace.recorder.draft))) is not None:
-        with suppress(NotAlikeError):
-            return _copied_update(trace, shadow, few, seed)
-    with _recording_update(trace, shadow) as tail:
-        before = len(tail.draft.nodes)
-        update, following = shadow.step(tail.draft, seed)
-        if trace.sharded is not None:
-            refuse_mixing(shadow.optimizer, tail.draft.nodes[before:])
-            if trace.sharded[1].shard != "parameters" and shadow.sample is None:
-                with torch.no_grad():
-                    gather(*trace.sharded)
-    return tail, update, following
-
-
-def _copied_update(trace: Trace, shadow: Shadow, few: Few, seed: int) -> tuple[Recorder, Update, Shadow]:
-    """The same of a recording for a few parameters. Raises NotAlikeError."""
-    with ExitStack() as sampled:
-        with _recording_update(trace, shadow) as one:
-            sampled.callback(one.draft.let_go)
-            sample = Sample.of(few, shadow, one.draft, seed)
-        with ExitStack() as refused, _recording_update(trace, shadow) as tail:
-            refused.callback(tail.draft.let_go)
-            update, following = copied(sample, shadow.begin(tail.draft, seed))
-            refused.pop_all()
-        return tail, update, following
-
-
-@contextmanager
-def _recording_update(trace: Trace, shadow: Shadow) -> Iterator[Recorder]:
-    tail = trace.recorder.fork()
-    tail.draft.kind = Kind.TEMPORARY
-    with trace.recording(tail), raised_in(f"{type(shadow.optimizer).__name__}.step()"):
-        yield tail
 
 
 def _sharded(trace: Trace, shadow: Shadow, ranks: Ranks) -> Shadow:

@@ -7,8 +7,6 @@ every composite decomposition, so it is a kernel that eager PyTorch would run. T
 - A storage that the program made is written once. `y.add_(x)` on such a storage becomes `y2 = add(y, x)` on a new one, and may
   work in place; a write through a view of it becomes a scatter. Values seen later through any old view are read from the new storage.
   Only storages of the caller (parameters, statistics, optimizer state) keep their in-place operators, each making a new version.
-
-Leaving out what a program computes and nobody reads.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from lowtide.capture.blocks import address, covers, geometry, in_memory_order, i
 from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import copies, draw
-from lowtide.capture.care.harm import in_order_of_harm
+from lowtide.capture.care.harm import behind, in_order_of_harm, needed
 from lowtide.capture.care.instances import refuse_remembered
 from lowtide.capture.control import Scripts
 from lowtide.capture.data import data_shapes as shaped
@@ -48,28 +46,8 @@ from lowtide.capture.sizes.symbols import FixedError
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.ir.graph import Graph, HeldStorages, Node, Slot, Source, Value, values_of, with_values
-from lowtide.ir.operators.nodes import begins_collective, is_collective, is_random
-from lowtide.ir.operators.row import STOP
+from lowtide.ir.operators.nodes import begins_collective
 from lowtide.kernels.apart import apart
-
-
-def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
-    """The nodes that some output, write, random draw or assertion needs, in their order."""
-    wanted: set[Value] = set(outputs)
-    before: set[Node] = set()  # by control edges
-    keep: list[Node] = []
-    for node in reversed(nodes):
-        if node in before or _acts(node) or any(value in wanted for value in node.results):
-            keep.append(node)
-            before.update(node.after)
-            wanted.update(node.inputs)
-    return tuple(reversed(keep))
-
-
-def _acts(node: Node) -> bool:
-    """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
-    return node.op == STOP or bool(node.writes) or not node.outputs or calls.node_is_random(node)
-
 
 _IGNORED_NAMESPACES = {"prim", "profiler"}  # questions and marks, not computation
 _ASKED_IN_CPP = {torch.ops.aten.size.default, torch.ops.aten.stride.default, torch.ops.aten.storage_offset.default}
@@ -127,15 +105,22 @@ class Recorder(TorchDispatchMode):
         if self.refusals:
             raise self.refusals[0]
         results = tuple(outputs)
-        nodes = needed(_behind(self.stop, self.draft.nodes), results)
+        nodes = needed(behind(self.stop, self.draft.nodes), results)
         before_loss = frozenset(nodes) if self._before_loss is None else self._before_loss
         return Graph(tuple(self.draft.inputs), in_order_of_harm(nodes, before_loss), results), tuple(self.draft.slots)
+
+    def end_early(self, end: Node, values: Iterable[Value]) -> None:
+        """This node may end the program: by then these exist, too."""
+        at = self.draft.nodes.index(end)
+        self.stop = self.draft.nodes[at] = replace(end, args=(end.args[0], *dict.fromkeys((*end.args[1:], *values))))
 
     def held_storages(self, graph: Graph) -> HeldStorages:
         """What eager holds on to beside gradients, and computes beside the graph that was made of this."""
         kept, results = iter(graph.nodes), {value for node in graph.nodes for value in node.results}
-        recorded = _behind(self.stop, self.draft.nodes)
-        nodes = [next(kept) if not node.results or node.results[0] in results else node for node in recorded]
+        recorded = behind(self.stop, self.draft.nodes)
+        alone = (node if not node.after else replace(node, after=()) for node in recorded)  # edges of what nobody needs
+        pairs = zip(recorded, alone, strict=True)
+        nodes = [next(kept) if not node.results or node.results[0] in results else free for node, free in pairs]
         usual, chosen = gradients.of_usual_data(nodes, self.draft.ends.rare)
         whole = replace(graph, nodes=usual)
         storages = self.draft.held_storages(whole)
@@ -472,13 +457,3 @@ def _instead_of(func: OpOverload) -> str:
     if name.startswith("_") or not hasattr(torch, name):
         return "make a new tensor of what it should hold, and go on with that"
     return f"use torch.{name}(...), which returns a new tensor, and go on with that"
-
-
-def _behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
-    """The nodes, those that act after `stop` with an edge from it."""
-    if stop is None:
-        return nodes
-    at = nodes.index(stop) + 1
-    return nodes[:at] + [
-        replace(node, after=(*node.after, stop)) if node.writes or is_random(node) or is_collective(node) else node for node in nodes[at:]
-    ]

@@ -43,7 +43,7 @@ from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import OwnParameters, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
 from lowtide.capture.lists import fakes_in_lists
-from lowtide.capture.optimizers.optimizer import Update
+from lowtide.capture.optimizers.optimizer import Early, Update
 from lowtide.capture.optimizers.scalars import Fact
 from lowtide.capture.optimizers.wrappers import ScalerTrace, scalers_refused
 from lowtide.capture.ranks.data_parallel import Ranks
@@ -106,6 +106,7 @@ class CapturedStep:
     flags: FlagRecorder = field(default_factory=FlagRecorder)  # what it puts in the place of numbers and texts that it has read, once
     counted: str = ""  # what it has put into containers, which a captured step would not; "" where that is nothing
     numbers: tuple[Position, ...] = ()  # places of numbers that it could have as inputs
+    early: tuple[Early, ...] | None = None  # what is assigned where the optimizer ends its step early; None where it does not
 
     @property
     def held_storages(self) -> HeldStorages:
@@ -132,9 +133,11 @@ class CapturedStep:
         return [slot for slot, _ in whole], [item for _, item in whole]
 
     def made_before(self, results: Sequence[Any]) -> tuple[list[Slot], list[Any]]:
-        """The same of a program that ended before the optimizer stepped: what the model's own places get."""
+        """The same of a program that ended before the optimizer stepped, or early in its step: what the model's own places get by then."""
         pairs = zip(*self.to_assign(results), strict=True)
         kept = [(slot, item) for slot, item in pairs if slot.table in ("buffer", "attribute", "data", "requires_grad")]
+        left = ((slot, item if at is None else results[at]) for slot, at, item in self.early or ())
+        kept += [(slot, built(chain([item], (each for _, each in left)))) for slot, item in left]
         return [slot for slot, _ in kept], [item for _, item in kept]
 
 
@@ -292,6 +295,10 @@ class Trace:
             detached = self._detached([*results, *(tensor for _, tensor in moved)], recorder.draft)
         flags = self._flags()
         assigned = (*rebound, *update.assigned)
+        early = update.early
+        if early is not None and recorder.stop is not None:
+            recorder.end_early(recorder.stop, [*outputs, *(value for _, value in rebound)])
+            early = tuple((slot, at if at is None else at + len(rebound), item) for slot, at, item in early)
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
         graph = replace(graph, dimensions=self.symbols.dimensions)
 
@@ -328,6 +335,7 @@ class Trace:
             self.symbols.conditions(),
             outputs=self._outputs([*self.reads.puts(self.model), *put_beside()]),
             flags=FlagRecorder(tuple(self.reads.memos(self.model))),
+            early=early,
         )
 
 

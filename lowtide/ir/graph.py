@@ -56,6 +56,7 @@ class Slot:
     constant           (index,)                        a tensor that the program closes over, or a generator that it draws from
     data               (table, *path)                  the memory of the tensor that lies in another slot
     requires_grad      (table, *path)                  whether that tensor is trained
+    early              (number,)                       none: what only a step that ends early puts somewhere
     """
 
     table: str

@@ -166,6 +166,7 @@ def _is_tensor(arg: Arg) -> bool:
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+_BINARY |= {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 _MADE = (Kind.ACTIVATION, Kind.GRADIENT, Kind.TEMPORARY)  # by programs; as inputs they are given away
 

@@ -114,6 +114,8 @@ class View:
     def assign(self, slots: Sequence[Slot], items: Sequence[Any], constants: Sequence[torch.Tensor] = ()) -> None:
         """Put new optimizer state where the optimizer looks for it, new buffers and attributes into their modules, data into tensors."""
         for slot, item in zip(slots, items, strict=True):
+            if slot.table == "early":
+                continue
             if slot.table == "state":
                 put(self._optimizer.state[self.parameters[str(slot.path[0])]], slot.path[1:], item)
             elif slot.table == "optimizer":

@@ -308,7 +308,7 @@ def test_arguments_become_torchs_own(monkeypatch: pytest.MonkeyPatch):
     args, kwargs = made_ready(json.loads(json.dumps(recipe(given))))()
     assert args[1][0] is args[0]
     assert args[1][1] == [1, None]
-    assert args[2:] == (torch.device("cpu"), 1.0, 1j)
+    assert args[2:] == (torch.device("cpu"), 0.75, 1j)
     assert kwargs == {"memory_format": torch.channels_last}
 
 

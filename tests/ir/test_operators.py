@@ -44,7 +44,7 @@ def dispatched() -> Iterator[tuple[str, OpOverload]]:
             yield full, op
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("bitsandbytes.")])
 def test_torch_has_the_operator_of_every_row(name):
     assert overloads(name)
 

@@ -1,4 +1,4 @@
-"""Order of harm: what a step that fails has changed by then.
+"""Order of harm: what a step that fails, or ends early, has changed by then; and what of a program is needed at all.
 
     takes   the nodes of a program in its own order, and those of them that it runs before its loss exists
     leaves  the same nodes with control edges
@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
+from lowtide.capture import calls
 from lowtide.ir.graph import Kind, Node, Value
-from lowtide.ir.operators.nodes import is_arithmetic, is_random, is_view, row_of
+from lowtide.ir.operators.nodes import is_arithmetic, is_collective, is_random, is_view, row_of
+from lowtide.ir.operators.row import STOP
 
 _TRAINED = (Kind.PARAMETER, Kind.STATE)
 _DIVIDING = {"py.truediv", "py.floordiv", "py.mod"}
@@ -51,7 +53,7 @@ class _Order:
         makers = self._makers(node)
         barrier = gate or bool(node.writes) or is_random(node)
         before = [each for each in self.open if each not in makers] if barrier else self._since(makers)
-        if fallible := _fallible(node):
+        if fallible := may_fail(node):
             before += [self.fallible] if self.fallible is not None and not barrier else []
         done = self._with(node, before)
         if barrier:
@@ -93,7 +95,7 @@ class _Order:
         return done
 
 
-def _fallible(node: Node) -> bool:
+def may_fail(node: Node) -> bool:
     """Whether data can make a node fail: indices beside what they point into, an assertion, a factorisation."""
     dtypes = {value.dtype for value in node.inputs}
     indexes = bool(dtypes & _INDICES) and bool(dtypes - _INDICES)
@@ -108,3 +110,30 @@ def _may_be_undefined(node: Node) -> bool:
     """Whether a node computes with numbers of the program's, and Python raises for some: `math.log(0.0)`, a quotient by zero."""
     divides = node.op in _DIVIDING and isinstance(node.args[1], Value)
     return bool(node.inputs) and (node.op.startswith("py.math_") or node.op == "py.pow" or divides)
+
+
+def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> tuple[Node, ...]:
+    """The nodes that some output, write, random draw or assertion needs, in their order."""
+    wanted: set[Value] = set(outputs)
+    before: set[Node] = set()  # by control edges
+    keep: list[Node] = []
+    for node in reversed(nodes):
+        if node in before or _acts(node) or any(value in wanted for value in node.results):
+            keep.append(node)
+            before.update(node.after)
+            wanted.update(node.inputs)
+    return tuple(reversed(keep))
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node does something beside making its outputs: writing, asserting, drawing from the generator."""
+    return node.op == STOP or bool(node.writes) or not node.outputs or calls.node_is_random(node)
+
+
+def behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
+    """The nodes, those that act after `stop` with an edge from it."""
+    if stop is None:
+        return nodes
+    at = nodes.index(stop) + 1
+    acts = [bool(node.writes) or is_random(node) or is_collective(node) or may_fail(node) for node in nodes[at:]]
+    return nodes[:at] + [replace(node, after=(*node.after, stop)) if act else node for node, act in zip(nodes[at:], acts, strict=True)]

@@ -64,7 +64,7 @@ class Changes:
         if not differ(before, now):
             return
         skeleton = Skeleton.of(now)
-        if skeleton is None or skeleton.kind is tuple:
+        if skeleton is None or (skeleton.kind is tuple and not _may_be_written_within(before, now)):
             self._put(slot, now)
             return
         if skeleton != Skeleton.of(before):
@@ -102,6 +102,13 @@ class Changes:
             if known is not UNKNOWN:
                 self.contents[id(item)] = known
         return item
+
+
+def _may_be_written_within(before: Any, now: tuple[Any, ...]) -> bool:
+    """Whether what has changed in a tuple lies within lists and the like, which are there as they were."""
+    skeletons = [(Skeleton.of(old), Skeleton.of(new)) for old, new in zip(before, now, strict=False)] if type(before) is tuple else []
+    same = len(skeletons) == len(now) == len(before) if skeletons else False
+    return same and all(old == new and (new is not None or before[at] is now[at]) for at, (old, new) in enumerate(skeletons))
 
 
 def within(slot: Slot, path: Keys) -> Slot:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,10 +21,11 @@ from lowtide.base.messages import warn
 from lowtide.base.places import ABSENT
 from lowtide.base.skeleton import Keys, Skeleton, copied, leaves, mapped
 from lowtide.capture.blocks import address, covers, geometry
+from lowtide.capture.data.facts import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes, differ, within
 from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of
-from lowtide.capture.optimizers.own_code import KEPT, apart, attributes, refuse_undeclared, run
+from lowtide.capture.optimizers.own_code import KEPT, apart, attributes, own_attributes, refuse_undeclared, run
 from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
@@ -32,6 +33,9 @@ from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
 LEAST_BYTES = 2**16  # state that is smaller stays on the device between steps, whatever is asked for
+
+
+Early: TypeAlias = "tuple[Slot, int | None, Any]"  # a slot, and which of what is assigned goes there, or else this constant
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Update:
     constants: tuple[tuple[int, Slot, Any], ...] = ()  # flags, None and texts for slots, and how many of `assigned` come before
     guards: tuple[Fact, ...] = ()
     state_entries: int = 0  # before the step, of all parameters together
+    early: tuple[Early, ...] | None = None  # what goes into slots where the step ends early; None where it does not
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Shadow:
                 else:
                     device = fakes[key].device if between_steps else None
                     state[key] = faked(dict(entries), Slot("state", (names[key],)), device)
-            for name, item in vars(each).items():
+            for name, item in own_attributes(each).items():
                 if type(item) is torch.Tensor and item not in names:  # it may be written where it lies
                     slot = Slot("optimizer", (number, name))
                     own[slot] = faked(item, slot, None)
@@ -169,16 +174,13 @@ class Shadow:
         own = dict(self.own)
         for slot in slots:
             optimizer, name = each_of(self.optimizer)[int(slot.path[0])], slot.path[1]
-            item = vars(optimizer).get(str(name), getattr(type(optimizer), str(name), ABSENT))
+            item = own_attributes(optimizer).get(str(name), getattr(type(optimizer), str(name), ABSENT))
             own[slot] = item if item is ABSENT else mapped(partial(_faked_at, draft, slot), item)
         return replace(self, own=own)
 
-    def step(self, draft: Draft, seed: int) -> tuple[Update, Shadow]:
-        """Record one step in `draft`; what it assigns, and the shadow that the step after it starts from."""
-        return self.begin(draft, seed).run().end()
-
-    def begin(self, draft: Draft, seed: int) -> Stepping:
-        scalars = Scalars(draft, seed)
+    def begin(self, draft: Draft, seed: int, reader: Reader | None = None, assumed: bool | None = None) -> Stepping:
+        """`reader` and `assumed` as for Scalars."""
+        scalars = Scalars(draft, seed, reader, assumed)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start = {each: self._declared(entries, Slot("state", (self.names[each],)), draft, scalars) for each, entries in self.state.items()}
         own = {slot: self._declared(item, slot, draft, scalars) for slot, item in self.own.items() if item is not ABSENT}
@@ -200,7 +202,7 @@ class Shadow:
         """One of the optimizers with the first of the groups, which are taken from the list, and the state of their parameters."""
         optimizer = each_of(self.optimizer)[number]
         twin = object.__new__(type(optimizer))  # copy.copy would leave out what a class of the user's own keeps
-        twin.__dict__.update({name: apart(item) for name, item in vars(optimizer).items()})
+        own_attributes(twin).update({name: apart(item) for name, item in own_attributes(optimizer).items()})
         twin.param_groups = [shown.pop(0) for _ in optimizer.param_groups]
         twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         others = {
@@ -210,7 +212,7 @@ class Shadow:
         of_texts = [slot for slot in own if slot.path[0] == number and len(slot.path) == 3]
         twin.state = defaultdict(dict, {self.fakes[parameter]: copied(entries) for parameter, entries in mine.items()})
         twin.state.update({slot.path[2]: copied(own[slot]) for slot in of_texts})  # type: ignore[misc]  # no tensor is the key
-        twin.__dict__.update({name: copied(own[slot]) for name, slot in self.attributes(number).items() if slot in own})
+        own_attributes(twin).update({name: copied(own[slot]) for name, slot in self.attributes(number).items() if slot in own})
         return twin
 
     def _group(self, index: int, scalars: Scalars) -> dict[str, Any]:
@@ -252,7 +254,7 @@ class Shadow:
         own: dict[Slot, Any] = {}
         for number, twin in enumerate(stepping.twins.within):
             for name, slot in self.attributes(number).items():
-                own[slot] = changes.of_own(slot, stepping.own.get(slot, ABSENT), vars(twin).get(name, ABSENT))
+                own[slot] = changes.of_own(slot, stepping.own.get(slot, ABSENT), own_attributes(twin).get(name, ABSENT))
             for key, entries in twin.state.items():
                 if isinstance(key, str):
                     slot = Slot("optimizer", (number, "state", key))

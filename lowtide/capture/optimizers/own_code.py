@@ -24,18 +24,8 @@ from lowtide.capture.optimizers.scalars import Scalars, apply, is_traced
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Slot
 
-KEPT = (
-    torch.Tensor,
-    bool,
-    int,
-    float,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    Enum,
-)  # what an optimizer's state may consist of
+# What an optimizer's state may consist of.
+KEPT = (torch.Tensor, bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, Enum)
 
 
 def run(twin: torch.optim.Optimizer, scalars: Scalars) -> None:
@@ -60,6 +50,8 @@ class _TensorsAndNumbers(TorchFunctionMode):
         if func is torch.Tensor.item:
             return self.scalars.read(args[0])
         if func in (torch.Tensor.__bool__, torch.is_nonzero):
+            if args[0].dtype is torch.bool and (answer := self.scalars.answered(args[0])) is not None:
+                return answer
             return self.scalars.compare("ne", self.scalars.read(args[0]), 0)
         if func in _TO_NUMBERS:
             return _TO_NUMBERS[func](self.scalars.freeze(self.scalars.read(args[0])))
@@ -119,6 +111,12 @@ _OWN = frozenset({"state", "param_groups", "_need_device_dtype_check_for_fused"}
 _HOLDERS = (list, tuple, dict, set, deque)
 
 
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its attributes, without anybody taking that for the program's reading all of them, its hooks among them."""
+    table: dict[str, Any] = object.__getattribute__(optimizer, "__dict__")
+    return table
+
+
 def apart(item: Any) -> Any:
     """An attribute that the step may write into, while the caller's stays as it is."""
     if type(item) in (list, tuple):
@@ -130,7 +128,7 @@ def apart(item: Any) -> Any:
 
 def attributes(twin: torch.optim.Optimizer) -> dict[str, Any]:
     """What they hold, by identity."""
-    return {name: _contents(item) for name, item in vars(twin).items() if name not in _OWN}
+    return {name: _contents(item) for name, item in own_attributes(twin).items() if name not in _OWN}
 
 
 def _contents(item: Any) -> Any:
@@ -160,7 +158,7 @@ class UndeclaredError(CaptureError):
 
 def refuse_undeclared(number: int, twin: torch.optim.Optimizer, before: dict[str, Any], declared: Mapping[Slot, Any]) -> None:
     """Raise UndeclaredError where an optimizer has changed attributes that are no inputs of the program. `before`: as `attributes` gave."""
-    changed = {name: item for name, item in vars(twin).items() if name not in _OWN and _contents(item) != before.get(name)}
+    changed = {name: item for name, item in own_attributes(twin).items() if name not in _OWN and _contents(item) != before.get(name)}
     slots = {name: Slot("optimizer", (number, name)) for name in changed}
     unknown = [slot for slot in slots.values() if slot not in declared]
     for name, item in changed.items():

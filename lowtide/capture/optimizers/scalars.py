@@ -13,6 +13,7 @@ import operator
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -20,12 +21,14 @@ from typing import Any, TypeAlias
 import torch
 
 from lowtide.base.skeleton import Skeleton
+from lowtide.capture.data.facts import Reader, UnreadableError
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers import derived_numbers as derived
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError, StepError
-from lowtide.ir.graph import Arg, Slot, Value
-from lowtide.ir.operators.row import ITEM
+from lowtide.ir.graph import Arg, Node, Slot, Value
+from lowtide.ir.operators.nodes import is_random
+from lowtide.ir.operators.row import ITEM, STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,25 @@ class UndecidedError(CaptureError):
 
 
 Fact: TypeAlias = Guard | derived.Branch  # both are asked `holds(read)`
+_NO_QUESTION: tuple[str, Value | None, Arg] = ("", None, None)
 UNKNOWN = object()  # in the place of a number that follows from data
 
 
-class Scalars:
-    """Makes traced numbers and remembers which value each stands for."""
+class DecidesOnDataError(CaptureError):
+    """A decision on what the running step alone knows."""
 
-    def __init__(self, draft: Draft, seed: int) -> None:
-        self.draft = draft
+
+class Scalars:
+    """Makes traced numbers and remembers which value each stands for.
+
+    `reader` answers questions about what is there before the step. `assumed`: how the first decision comes out that nobody can know
+    before; where it comes out otherwise, the program ends there.
+    """
+
+    def __init__(self, draft: Draft, seed: int, reader: Reader | None = None, assumed: bool | None = None) -> None:
+        self.draft, self.assumed = draft, assumed
+        self.end: int | None = None  # the node that may end the program
+        self._reader, self._question = reader, _NO_QUESTION
         self.guards: dict[Guard, None] = {}
         self._branches: dict[tuple[derived.Formula, str, bool], dict[tuple[Slot, ...], None]] = {}
         self._random = random.Random(seed)
@@ -134,16 +148,36 @@ class Scalars:
                 f"the optimizer decides on state that its step before this one has made, at {users_line()}: take that step first"
             ) from None
         except derived.UnknownNumberError:
-            raise CaptureError(
-                f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
-                "cannot be captured as one program"
-            ) from None
+            return self._assumed(op, left.value, _written(right))
         outcome = bool(derived.COMPARISONS[op](*foretold))
         if left.slot is not None and not isinstance(right, TracedNumber):
             self.guards[Guard(left.slot, op, right, outcome)] = None
         else:
             self._branch(left.value, op, _written(right), outcome)
         return outcome
+
+    def answered(self, tensor: Any) -> bool | None:
+        """A yes or no that follows from what is there before the step, which each step asks for again; None where it does not."""
+        with suppress(UnreadableError):
+            if self._reader is not None:
+                item = torch.ops.aten._local_scalar_dense.default
+                return bool(self._reader.answer(self.draft, "number", item, (self.draft.value(tensor),), ()))
+        return None
+
+    def _assumed(self, op: str, left: Value, right: Arg) -> bool:
+        """A decision on data, where one is taken for granted and the program ends if it is not so. Raises DecidesOnDataError."""
+        question = op, left, right
+        if self.assumed is None or self._question not in (question, _NO_QUESTION):
+            raise DecidesOnDataError(
+                f"control flow depends on data: the optimizer compares a number read from a tensor, at {users_line()}; its step "
+                "cannot be captured as one program"
+            )
+        if self.end is None:
+            otherwise = self.draft.emit_scalar("py.ne", (self.draft.emit_scalar(f"py.{op}", (left, right)), self.assumed))
+            acting = tuple(node for node in self.draft.nodes if node.writes or is_random(node))
+            self.end, self._question = len(self.draft.nodes), question
+            self.draft.nodes.append(Node(STOP, (otherwise,), (), after=acting))
+        return self.assumed
 
     def freeze(self, number: TracedNumber) -> Any:
         """The number itself, for code that cannot be traced: the program now holds for the present hyper-parameters only."""

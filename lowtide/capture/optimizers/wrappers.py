@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.capture.care.turns import all_replaced
 from lowtide.capture.draft import Draft
+from lowtide.capture.optimizers.own_code import own_attributes
 from lowtide.capture.optimizers.scalars import Guard
 from lowtide.capture.sources import users_line
 from lowtide.errors import CaptureError
@@ -102,7 +103,7 @@ def _from_outside_in(optimizer: Any) -> list[Any]:
 
 def refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     """Raise CaptureError for an optimizer whose step does what its class does not say."""
-    name, own = type(optimizer).__name__, vars(optimizer).get("step")
+    name, own = type(optimizer).__name__, own_attributes(optimizer).get("step")
     counts = getattr(own, "_wrapped_by_lr_sched", False) and getattr(own, "__wrapped__", None) is type(optimizer).step
     if own is not None and not counts:  # a learning-rate scheduler's wrapper only counts
         raise CaptureError(
@@ -114,7 +115,7 @@ def refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
             f"this {name} has each process step its part of the parameters alone: make the optimizer itself for all of them, and give "
             'lowtide.optimize parallel=lowtide.Parallel(shard="optimizer"), which keeps a part of its state on each'
         )
-    for attribute, item in vars(optimizer).items():
+    for attribute, item in own_attributes(optimizer).items():
         if holds_optimizer(item):
             raise CaptureError(
                 f"this {name} steps another optimizer, which it keeps in its attribute {attribute!r}; what its own step does beside cannot "
