@@ -246,7 +246,8 @@ class Reader:
 
     def __init__(self, read: Callable[[Slot], torch.Tensor], frozen: Callable[[Slot], bool], number: Callable[[Size], int]) -> None:
         self.readings: dict[str, Reading] = {}
-        self._read, self._frozen, self._number, self._facts = read, frozen, number, Facts(read, number)
+        self._settings: dict[Slot, float] = {}
+        self._read, self._frozen, self._number, self._facts = read, frozen, number, Facts(self._held, number)
         self._steps: dict[Value, tuple[FactStep, ...]] = {}  # those that give a value, its own last
 
     def answer(self, draft: Draft, kind: str, op: OpOverload, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Any:
@@ -290,13 +291,20 @@ class Reader:
         self._steps[twin] = (zero, called("aten.expand.default", (Ref(zero.key), value.shape)))
         return twin
 
+    def learn(self, slot: Slot, number: float) -> None:
+        """What an optimizer's setting is in the example."""
+        self._settings[slot] = number
+
+    def _held(self, slot: Slot) -> Any:
+        return self._settings[slot] if slot in self._settings else self._read(slot)
+
     def close(self) -> None:
-        self._facts = Facts(self._read, self._number)
+        self._facts = Facts(self._held, self._number)
         self._steps.clear()
 
     def fork(self) -> Reader:
         twin = Reader(self._read, self._frozen, self._number)
-        twin.readings, twin._steps, twin._facts = dict(self.readings), dict(self._steps), self._facts
+        twin.readings, twin._steps, twin._settings = dict(self.readings), dict(self._steps), dict(self._settings)
         return twin
 
     def _ask(self, steps: tuple[FactStep, ...], kind: str, asked_by: str) -> Any:
@@ -338,6 +346,8 @@ class Reader:
 
     def _leaf(self, draft: Draft, value: Value) -> tuple[FactStep, ...]:
         slot = next((slot for value_there, slot in zip(draft.inputs, draft.slots, strict=True) if value_there is value), None)
+        if slot is not None and slot in self._settings:
+            return (SlotLeaf(str(slot), slot),)
         if slot is None or value.dtype == "scalar":
             raise UnreadableError("a number that only the running step knows")
         if slot.table == "constant":
@@ -417,6 +427,6 @@ def _refuse_activations(steps: tuple[FactStep, ...]) -> None:
 
 def _is_data(leaf: SlotLeaf, beside_trained: bool) -> bool:
     """Whether what follows from this and a parameter is an activation. Beside trained parameters, any tensor of more than one number."""
-    if leaf.slot.table in ("batch", "parameter") or not beside_trained:
+    if leaf.slot.table in ("batch", "parameter", "group") or not beside_trained:
         return leaf.slot.table == "batch"
     return leaf.constant is None or leaf.constant.numel() > 1

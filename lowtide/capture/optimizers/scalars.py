@@ -109,6 +109,8 @@ class Scalars:
             raise CaptureError(f"{slot} holds a {type(actual).__name__}; numbers, flags, strings and None can be captured")
         value = self.draft.add_scalar_input(slot, name)
         self.learn(value, actual)
+        if self._reader is not None and slot.table == "group" and actual is not UNKNOWN:
+            self._reader.learn(slot, actual)
         return self.traced(value, slot)
 
     def learn(self, value: Value, content: Any) -> None:
