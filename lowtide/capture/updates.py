@@ -1,7 +1,7 @@
 """The optimizer's part of a training step: recorded behind forward and backward pass, as often as it takes to know what each step is given.
 
-Twice, with other stand-in numbers, to see that none escapes. Once more where it changes attributes of its own. Both recordings where it may end
-early, by what it has computed. For a few parameters where all others are treated alike.
+Twice, with other stand-in numbers, to see that none escapes. Once more where it changes attributes of its own. In both directions where it
+may end early, by what it has computed. For a few parameters where all others are treated alike.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class Reader:
 
     def __init__(self, read: Callable[[Slot], torch.Tensor], frozen: Callable[[Slot], bool], number: Callable[[Size], int]) -> None:
         self.readings: dict[str, Reading] = {}
-        self._settings: dict[Slot, float] = {}
+        self._settings: dict[Slot, Any] = {}
         self._read, self._frozen, self._number, self._facts = read, frozen, number, Facts(self._held, number)
         self._steps: dict[Value, tuple[FactStep, ...]] = {}  # those that give a value, its own last
 
@@ -291,7 +291,7 @@ class Reader:
         self._steps[twin] = (zero, called("aten.expand.default", (Ref(zero.key), value.shape)))
         return twin
 
-    def learn(self, slot: Slot, number: float) -> None:
+    def learn(self, slot: Slot, number: Any) -> None:
         """What an optimizer's setting is in the example."""
         self._settings[slot] = number
 
