@@ -80,7 +80,7 @@ def _recorded_update(trace: Trace, shadow: Shadow, seed: int) -> tuple[Recorder,
 def _ending_update(trace: Trace, shadow: Shadow, seed: int, error: DecidesOnDataError) -> tuple[Recorder, Update, Shadow]:
     """The same of an optimizer that may end its step early, by what the step has computed (D-Adaptation and Prodigy where nothing moves).
 
-    Both recordings are recorded. Raises what was refused where neither is the end.
+    Both outcomes are recorded. Raises what was refused where neither is the end.
     """
     since, given = len(trace.recorder.draft.nodes), len(trace.recorder.draft.inputs)
     recordings: dict[bool, tuple[Recorder, Stepping]] = {}
