@@ -97,7 +97,10 @@ class Draft:
             value = self._value_on(block.storage, tensor, self._names.unique(name))
         self.inputs.append(value)  # also where another lies there in the same way: each call asks whether it still does
         self.slots.append(slot)
-        return self._blocks[address(tensor)].views.setdefault(geometry(tensor), value)
+        block = self._blocks[address(tensor)]
+        if block.version:  # the step has written there: what lies there now is seen through what it has written
+            return self.value(tensor)
+        return block.views.setdefault(geometry(tensor), value)
 
     def add_scalar_input(self, slot: Slot, name: str) -> Value:
         """Declare a Python number that the caller keeps at `slot`."""

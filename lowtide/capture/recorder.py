@@ -292,7 +292,11 @@ class Recorder(TorchDispatchMode):
         mine = tuple(at for at in written if isinstance(at, int) and isinstance(args[at], torch.Tensor) and not self.draft.owns(args[at]))
         if not mine or (len(mine) == len(targets) and calls.functional_form(func) is not None):
             return None
-        if len({*map(address, targets)}) < len(targets) or any(is_lazy(each) or overlaps_itself(each) for each in targets):
+        reads = [each for at, item in enumerate(args) if at not in written for each in tensors_in([item])]
+        written_to = {*map(address, targets)}  # what it reads there would be what it has written
+        if len(written_to) < len(targets) or any(address(each) in written_to for each in reads):
+            return None
+        if any(is_lazy(each) or overlaps_itself(each) for each in targets):
             return None
         form: OpOverload | None = apart(func, mine)
         return form

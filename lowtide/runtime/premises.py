@@ -176,7 +176,7 @@ class CallerState:
 
 @dataclass(frozen=True)
 class SettingsCheck:
-    """What each hyper-parameter that the program reads must be."""
+    """What the optimizer's settings, and the numbers in its state, must be."""
 
     numbers: tuple[Slot, ...]
     tensors: tuple[tuple[Slot, tuple[Any, ...]], ...]  # shape, strides, dtype, device
@@ -184,13 +184,14 @@ class SettingsCheck:
     @classmethod
     def of(cls, graph: Graph, slots: Sequence[Slot]) -> SettingsCheck:
         """The check for the inputs of a graph, which `slots` hold."""
-        pairs = [(slot, value) for value, slot in zip(graph.inputs, slots, strict=True) if slot.table == "group"]
-        numbers = tuple(slot for slot, value in pairs if value.storage.kind is Kind.SCALAR)
+        of_optimizer = [pair for pair in zip(slots, graph.inputs, strict=True) if pair[0].table in ("group", "state", "optimizer")]
+        numbers = tuple(slot for slot, value in of_optimizer if value.storage.kind is Kind.SCALAR)
+        pairs = [(slot, value) for slot, value in of_optimizer if slot.table == "group"]
         return cls(numbers, tuple((slot, layout_of(value)) for slot, value in pairs if value.storage.kind is not Kind.SCALAR))
 
     def hold(self, read: Callable[[Slot], Any]) -> bool:
         """Whether what `read` finds in the slots now is of the same sort."""
-        if not all(isinstance(read(slot), (int, float)) for slot in self.numbers):
+        if not all(isinstance(item := read(slot), (int, float)) and not isinstance(item, bool) for slot in self.numbers):
             return False
         for slot, layout in self.tensors:
             item = read(slot)

@@ -125,6 +125,19 @@ def a_flag(own: Any) -> Any:
     return factor
 
 
+def now_and_then(own: Any) -> Any:
+    own.count += 1
+    if own.count % 3 == 0:
+        own.mark = (own.mark or 0) + 1
+    return 1 / (1 + (own.mark or 0))
+
+
+def now_a_number_now_a_text(own: Any) -> Any:
+    own.mark = "a" if not isinstance(own.mark, str) else own.count * 2
+    own.count += 1
+    return 1.0 if isinstance(own.mark, str) else 0.1
+
+
 def a_tensor(own: Any) -> Any:
     norm = own.param_groups[0]["params"][0].grad.norm()
     own.best = norm.clone() if own.best is None else own.best * 0.9 + norm * 0.1
@@ -160,8 +173,8 @@ RULES = {
     **{
         rule.__name__: by_step(rule)
         for rule in (
-            under_a_text, an_attribute, a_new_attribute, of_the_class, a_flag, a_tensor, a_tensor_in_place, a_list_of_its_own,
-            numbers_as_tensors,
+            under_a_text, an_attribute, a_new_attribute, of_the_class, a_flag, now_and_then, now_a_number_now_a_text, a_tensor,
+            a_tensor_in_place, a_list_of_its_own, numbers_as_tensors,
         )
     },
 }  # fmt: skip
@@ -283,3 +296,73 @@ def test_containers_are_told_from_leaves():
     assert built(iter([Skeleton.of([1, 2]), Skeleton.of({"b": 0}), 3, 4])) == [{"b": 3}, 4]
     for leaf in (Kind.ONE, torch.Size([2]), torch.ones(2), nn.Linear(1, 1), len, {(): 1}, 1.0, "text"):
         assert Skeleton.of(leaf) is None
+
+
+def kept_twice(own: Any, parameter: Any, state: Any, group: Any) -> Any:
+    if parameter is None:
+        return None
+    first = own.state[group["params"][0]]
+    shared = first.setdefault("counts", [0])
+    state["counts"] = shared
+    shared[0] += 1
+    return 1 / shared[0]
+
+
+def under_two_names(own: Any) -> Any:
+    if own.mark is None:
+        own.mark = own.past
+    own.past.append(1)
+    return len(own.mark)
+
+
+@pytest.mark.parametrize("rule", [kept_twice, by_step(under_two_names)])
+def test_a_list_in_two_places_that_the_step_writes_is_refused(rule: Any):
+    model, _ = made("list")
+    optimizer = Own(model.parameters(), rule)
+    optimizer.mark = optimizer.past
+    with pytest.raises(lowtide.CaptureError, match="one list or dictionary in several places"):
+        step_of(model, optimizer)
+    assert optimizer.past == []
+    assert not optimizer.state
+
+
+def test_an_attribute_that_the_step_deletes_is_refused():
+    def deletes(own: Any) -> Any:
+        del own.best
+        return 1.0
+
+    model, _ = made("list")
+    with pytest.raises(lowtide.CaptureError, match=r"deletes its attribute 'best'.*set it to None"):
+        step_of(model, Own(model.parameters(), by_step(deletes)))
+
+
+def of_a_class(own: Any) -> Any:
+    own.count += 1
+    whole = isinstance(own.count, int) and not isinstance(own.param_groups[0]["lr"], int) and hasattr(own.count, "bit_length")
+    return 1.0 if whole else 0.1
+
+
+def views_of_one(own: Any) -> Any:
+    parameters = own.param_groups[0]["params"]
+    if own.best is None:
+        own.best = torch.zeros(sum(each.numel() for each in parameters))
+        own.past = [*own.best.split([each.numel() for each in parameters])]
+    own.best.mul_(0.9)
+    for view, parameter in zip(own.past, parameters, strict=True):
+        view.view_as(parameter).add_(parameter.grad)
+    return 1.0 + sum(each.norm() for each in own.past)
+
+
+@pytest.mark.parametrize("rule", [of_a_class, views_of_one])
+def test_numbers_and_views_are_what_they_are(rule: Any):
+    mine, its = ((model, Own(model.parameters(), by_step(rule))) for model in (made("list")[0] for _ in range(2)))
+    if rule is views_of_one:  # which the first step would make
+        for model, optimizer in (mine, its):
+            model(torch.ones(5, 3)).sum().backward()
+            rule(optimizer)
+            optimizer.zero_grad()
+    step = step_of(*mine)
+    for number in range(5):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(number))
+        assert torch.equal(step(x), eager(*its, x))
+        assert_same(left(*mine), left(*its))

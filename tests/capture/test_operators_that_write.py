@@ -154,3 +154,24 @@ def test_its_name_says_of_what_it_was_made():
     assert torch.equal(m, torch.zeros(3))
     assert torch.allclose(new[0], torch.full((3,), 0.2))
     assert not torch.equal(p, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [lambda z: (z, z), lambda z: (z[:2], z[1:]), lambda z: (z, z.view(8, 3).t()), lambda z: (z.t()[:2], z.t()[2:4])],
+    ids=["itself", "parts", "another view", "columns"],
+)
+def test_one_that_reads_where_it_writes_is_refused(written: Any):
+    """What it reads there depends on how it goes about it."""
+
+    class Reads(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.one(x)
+            with torch.no_grad():
+                beside = hidden.detach().clone()
+                torch.ops.writing.gather(*written(beside), 0.5)
+            return self.two(hidden * beside)
+
+    model = Reads("none")
+    with pytest.raises(lowtide.CaptureError, match=r"writing\.gather\.default at .* has no functional form"):
+        lowtide.optimize(model, torch.ones(3, 6), loss=square, optimizer=torch.optim.SGD(model.parameters(), 0.1))

@@ -8,11 +8,12 @@ escapes the trace by tracing it twice with other stand-in numbers and comparing 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,13 +26,16 @@ from lowtide.capture.data.facts import Reader
 from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes, differ, within
 from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of
-from lowtide.capture.optimizers.own_code import KEPT, apart, attributes, own_attributes, refuse_undeclared, run
+from lowtide.capture.optimizers.own_code import KEPT, attributes, containers_kept, own_attributes, refuse_undeclared, run
 from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, is_traced
 from lowtide.capture.optimizers.wrappers import refuse_unknown_step
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
+# Attributes that some step of an optimizer changes, in the order in which that was seen.
+_moving: WeakKeyDictionary[torch.optim.Optimizer, dict[str, None]] = WeakKeyDictionary()
+_DEEPEST = 8  # of settings within one another
 LEAST_BYTES = 2**16  # state that is smaller stays on the device between steps, whatever is asked for
 
 
@@ -105,7 +109,9 @@ class Shadow:
                 if type(item) is torch.Tensor and item not in names:  # it may be written where it lies
                     slot = Slot("optimizer", (number, name))
                     own[slot] = faked(item, slot, None)
-        return cls(optimizer, names, fakes, state, own, {}, contents, beside)
+        shadow = cls(optimizer, names, fakes, state, own, {}, contents, beside)
+        known = (Slot("optimizer", (number, name)) for number, each in enumerate(each_of(optimizer)) for name in _moving.get(each, ()))
+        return shadow.with_attributes([slot for slot in known if slot not in own], draft)
 
     @property
     def is_of_torch(self) -> bool:
@@ -174,13 +180,16 @@ class Shadow:
         own = dict(self.own)
         for slot in slots:
             optimizer, name = each_of(self.optimizer)[int(slot.path[0])], slot.path[1]
+            _moving.setdefault(optimizer, {})[str(name)] = None
             item = own_attributes(optimizer).get(str(name), getattr(type(optimizer), str(name), ABSENT))
             own[slot] = item if item is ABSENT else mapped(partial(_faked_at, draft, slot), item)
-        return replace(self, own=own)
+        changed = replace(self, own=own)
+        _refuse_shared_containers(self.optimizer, changed.attributes)
+        return changed
 
     def begin(self, draft: Draft, seed: int, reader: Reader | None = None, assumed: bool | None = None) -> Stepping:
         """`reader` and `assumed` as for Scalars."""
-        scalars = Scalars(draft, seed, reader, assumed)
+        scalars = Scalars(draft, seed, reader, assumed, of_torch=self.is_of_torch)
         shown = [self._group(index, scalars) for index in range(len(self.optimizer.param_groups))]
         start = {each: self._declared(entries, Slot("state", (self.names[each],)), draft, scalars) for each, entries in self.state.items()}
         own = {slot: self._declared(item, slot, draft, scalars) for slot, item in self.own.items() if item is not ABSENT}
@@ -202,7 +211,7 @@ class Shadow:
         """One of the optimizers with the first of the groups, which are taken from the list, and the state of their parameters."""
         optimizer = each_of(self.optimizer)[number]
         twin = object.__new__(type(optimizer))  # copy.copy would leave out what a class of the user's own keeps
-        own_attributes(twin).update({name: apart(item) for name, item in own_attributes(optimizer).items()})
+        own_attributes(twin).update(own_attributes(optimizer))
         twin.param_groups = [shown.pop(0) for _ in optimizer.param_groups]
         twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         others = {
@@ -285,13 +294,15 @@ class Stepping:
     def run(self) -> Stepping:
         for number, twin in enumerate(self.twins.within):
             before = attributes(twin)
-            run(twin, self.scalars)
-            refuse_undeclared(number, twin, before, self.shadow.own)
+            with containers_kept(each_of(self.shadow.optimizer)[number]):
+                run(twin, self.scalars)
+                refuse_undeclared(number, twin, before, self.shadow.own)
         return self
 
     def end(self, facts: Iterable[Fact] = ()) -> tuple[Update, Shadow]:
         """What the step has come to. `facts`: on which it rests beside those that it was recorded with."""
         shadow, changes = self.shadow, Changes(self.draft, self.scalars)
+        _refuse_shared_containers(self.twins)
         state, own = shadow.after(self, changes)
         settings = {(index, key): item for index, key, item in changes.of_settings(self.groups, self.twins.param_groups)}
         for index, key in settings:
@@ -361,17 +372,35 @@ def _containers_in(item: Any, around: tuple[int, ...] = ()) -> Iterator[int]:
         yield from _containers_in(each, (*around, id(item)))
 
 
-def _refuse_shared_containers(optimizer: torch.optim.Optimizer) -> None:
-    """Raise CaptureError where state has a list or a dictionary in two places: what is written into one would not be in the other."""
-    entries = [
-        each
-        for one in each_of(optimizer)
-        for key, each in one.state.items()
-        for each in ([each] if isinstance(key, str) else each.values())
-    ]
-    count = Counter(number for each in entries for number in _containers_in(each))
+def _refuse_shared_containers(
+    optimizer: torch.optim.Optimizer, attributes: Callable[[int], Mapping[str, Slot]] = lambda number: {}
+) -> None:
+    """Raise CaptureError where a list or a dictionary lies in two places: what is written into one would not be in the other.
+
+    Looked at are states, and `attributes` of each optimizer that a step is given; settings and other attributes beside these.
+    """
+    places: list[Any] = []
+    for number, each in enumerate(each_of(optimizer)):
+        own = attributes(number)
+        places += (each.state[key] if isinstance(key, str) else [*each.state[key].values()] for key in each.state)
+        places += [item for name, item in own_attributes(each).items() if name in own] if own else []
+        if own:  # one of these may be reached by another name, too
+            others = [item for name, item in own_attributes(each).items() if name not in own and name != "state"]
+            beside = {id(item) for other in others for item in _holders_in(other)}
+            places += [item for name, item in own_attributes(each).items() if name in own and not beside.isdisjoint(_containers_in(item))]
+    count = Counter(number for each in places for number in _containers_in(each))
     if count and max(count.values()) > 1:
-        raise CaptureError("the optimizer keeps one list or dictionary in several places of its state: give each place its own")
+        raise CaptureError(
+            "the optimizer keeps one list or dictionary in several places, and its step writes there: give each place its own"
+        )
+
+
+def _holders_in(item: Any, depth: int = 0) -> Iterator[Any]:
+    """Lists and dictionaries within one another, of any kind."""
+    if isinstance(item, (list, tuple, dict)) and depth < _DEEPEST:
+        yield item
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _holders_in(each, depth + 1)
 
 
 def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:

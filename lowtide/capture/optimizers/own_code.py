@@ -117,13 +117,23 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return table
 
 
-def apart(item: Any) -> Any:
-    """An attribute that the step may write into, while the caller's stays as it is."""
-    if type(item) in (list, tuple):
-        return type(item)(map(apart, item))
-    if type(item) is dict:
-        return {key: apart(each) for key, each in item.items()}
-    return copy(item) if isinstance(item, _HOLDERS) else item
+@contextmanager
+def containers_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Lists and the like in its attributes, which the step may write into, hold what they did when this ends."""
+    kept: dict[int, tuple[Any, Any]] = {}
+    wanted = [item for name, item in own_attributes(optimizer).items() if name not in _OWN]
+    while wanted:
+        item = wanted.pop()
+        if isinstance(item, _HOLDERS) and id(item) not in kept:
+            kept[id(item)] = item, copy(item)
+            wanted += item.values() if isinstance(item, dict) else item
+    try:
+        yield
+    finally:
+        for item, before in kept.values():
+            if not isinstance(item, tuple) and _contents(item) != _contents(before):
+                item.clear()
+                (item.update if isinstance(item, (dict, set)) else item.extend)(before)
 
 
 def attributes(twin: torch.optim.Optimizer) -> dict[str, Any]:
@@ -158,7 +168,10 @@ class UndeclaredError(CaptureError):
 
 def refuse_undeclared(number: int, twin: torch.optim.Optimizer, before: dict[str, Any], declared: Mapping[Slot, Any]) -> None:
     """Raise UndeclaredError where an optimizer has changed attributes that are no inputs of the program. `before`: as `attributes` gave."""
-    changed = {name: item for name, item in own_attributes(twin).items() if name not in _OWN and _contents(item) != before.get(name)}
+    now = own_attributes(twin)
+    if gone := [name for name in before if name not in now]:
+        raise CaptureError(f"the optimizer's step deletes its attribute {gone[0]!r}, which cannot be captured: set it to None")
+    changed = {name: item for name, item in now.items() if name not in _OWN and _contents(item) != before.get(name)}
     slots = {name: Slot("optimizer", (number, name)) for name in changed}
     unknown = [slot for slot in slots.values() if slot not in declared]
     for name, item in changed.items():

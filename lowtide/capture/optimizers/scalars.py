@@ -72,11 +72,13 @@ class Scalars:
     """Makes traced numbers and remembers which value each stands for.
 
     `reader` answers questions about what is there before the step. `assumed`: how the first decision comes out that nobody can know
-    before; where it comes out otherwise, the program ends there.
+    before; where it comes out otherwise, the program ends there. `of_torch`: torch's optimizers tell integers from floats nowhere.
     """
 
-    def __init__(self, draft: Draft, seed: int, reader: Reader | None = None, assumed: bool | None = None) -> None:
-        self.draft, self.assumed = draft, assumed
+    def __init__(
+        self, draft: Draft, seed: int, reader: Reader | None = None, assumed: bool | None = None, *, of_torch: bool = False
+    ) -> None:
+        self.draft, self.assumed, self.of_torch = draft, assumed, of_torch
         self.end: int | None = None  # the node that may end the program
         self._reader, self._question = reader, _NO_QUESTION
         self.guards: dict[Guard, None] = {}
@@ -237,6 +239,9 @@ class Scalars:
         return number
 
 
+_OF_INTEGERS = frozenset(dir(int)) - frozenset(dir(float))
+
+
 class TracedNumber(float):
     """A number whose arithmetic is recorded."""
 
@@ -248,6 +253,15 @@ class TracedNumber(float):
     def actual(self) -> Any:
         """The number at capture; UNKNOWN if it follows from data."""
         return self.scalars.actual(self)
+
+    @property  # type: ignore[misc]  # `isinstance` asks for it where the class itself is another one
+    def __class__(self) -> type:
+        return int if not self.scalars.of_torch and self.scalars.kind_of(self) is int else TracedNumber
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_INTEGERS and self.scalars.kind_of(self) is int:
+            return getattr(self.scalars.freeze(self), name)
+        raise AttributeError(f"'float' object has no attribute {name!r}")
 
     def __pos__(self) -> Any:
         return self
