@@ -90,6 +90,12 @@ def in_a_window(parameter: Tensor, state: Any, group: Any) -> Any:
     return sum(past) / len(past)
 
 
+def a_gradient(parameter: Tensor, state: Any, group: Any) -> Any:
+    before = state.get("gradient")
+    state["gradient"], state["rows"] = parameter.grad, parameter.grad.detach().flatten()
+    return 1.0 if before is None else before.norm()
+
+
 def in_settings(parameter: Tensor, state: Any, group: Any) -> Any:
     group["norm"]["seen"] = group["norm"].get("seen", 0) + 1
     return group["norm"]["scale"] / group["norm"]["seen"]
@@ -169,6 +175,7 @@ RULES = {
     "dictionary": by_parameter(in_a_dictionary),
     "object": by_parameter(in_an_object),
     "window": by_parameter(in_a_window),
+    "gradient": by_parameter(a_gradient),
     "settings": by_parameter(in_settings),
     **{
         rule.__name__: by_step(rule)

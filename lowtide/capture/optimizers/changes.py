@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 
 from lowtide.base.places import ABSENT
 from lowtide.base.skeleton import Keys, Skeleton, entry, leaves, mapped
+from lowtide.capture.blocks import address
 from lowtide.capture.draft import Draft
+from lowtide.capture.looks import another
 from lowtide.capture.optimizers.scalars import UNKNOWN, Scalars, TracedNumber
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Slot, Value
@@ -21,8 +23,10 @@ _PLAIN = (bool, str, type(None), torch.dtype, torch.device, torch.Size, Enum)
 class Changes:
     """Collects them; the numbers and tensors that the next step starts from are told as they are found."""
 
-    def __init__(self, draft: Draft, scalars: Scalars) -> None:
-        self.draft, self.scalars = draft, scalars
+    def __init__(self, draft: Draft, scalars: Scalars, gradients: Container[int] = ()) -> None:
+        """`gradients`: the addresses of those that the step is given, in which the next one finds others."""
+        self.draft, self.scalars, self._gradients = draft, scalars, gradients
+        self._instead: dict[int, torch.Tensor] = {}  # of a gradient that is kept, what the next step finds
         self.assigned: list[tuple[Slot, Value]] = []
         # flags, None, texts and skeletons of what follows, and how many of `assigned` come before
         self.constants: list[tuple[int, Slot, Any]] = []
@@ -97,6 +101,8 @@ class Changes:
         if isinstance(item, TracedNumber):
             return item.actual
         item = self.draft.fake(item)  # of a tensor that was there before: the fake which stands for it
+        if isinstance(item, torch.Tensor) and address(item) in self._gradients:
+            return self._instead.setdefault(id(item), another(item))
         if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
             known = self.scalars.known_content(self.draft.value(item))
             if known is not UNKNOWN:

@@ -301,7 +301,8 @@ class Stepping:
 
     def end(self, facts: Iterable[Fact] = ()) -> tuple[Update, Shadow]:
         """What the step has come to. `facts`: on which it rests beside those that it was recorded with."""
-        shadow, changes = self.shadow, Changes(self.draft, self.scalars)
+        gradients = {address(fake.grad) for fake in self.shadow.fakes.values() if fake.grad is not None}
+        shadow, changes = self.shadow, Changes(self.draft, self.scalars, gradients)
         _refuse_shared_containers(self.twins)
         state, own = shadow.after(self, changes)
         settings = {(index, key): item for index, key, item in changes.of_settings(self.groups, self.twins.param_groups)}
