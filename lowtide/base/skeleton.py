@@ -29,7 +29,7 @@ class Skeleton:
             parts, context = item.__tensor_flatten__()
             return cls(kind, tuple(parts), (context, item.shape, item.stride()))
         if kind not in _KINDS:
-            return cls(kind, tuple(vars(item))) if _is_plain_object(item) else None
+            return cls(kind, tuple(vars(item))) if is_plain_object(item) else None
         keys = tuple(item) if isinstance(item, dict) else tuple(range(len(item)))
         return cls(kind, keys) if all(type(key) in (str, int, float) for key in keys) else None
 
@@ -55,7 +55,7 @@ def built(items: Iterator[Any]) -> Any:
     return item.filled([built(items) for _ in item.keys]) if isinstance(item, Skeleton) else item
 
 
-def _is_plain_object(item: Any) -> bool:
+def is_plain_object(item: Any) -> bool:
     """Whether it is of a class written in Python, and all that it holds are its attributes."""
     kind: Any = type(item)
     if type(kind) is not type or not hasattr(item, "__dict__") or isinstance(item, (Enum, *_KINDS)) or callable(item):

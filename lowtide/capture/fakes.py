@@ -20,15 +20,13 @@ from lowtide.capture.care.snapshots import ModuleSnapshot, OfCall
 from lowtide.capture.care.turns import ModuleViews, Replacing, all_replaced, during, undoing
 from lowtide.capture.effects.code import real_of
 from lowtide.capture.effects.stand_ins import LeavingError
-from lowtide.capture.looks import is_made_of_tensors
+from lowtide.capture.looks import PLAIN_TENSORS, is_made_of_tensors
 from lowtide.capture.sizes.probes import dense_stride, is_dense, memory_order
 from lowtide.capture.sizes.symbols import Extent
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Slot
 from lowtide.ir.tree import Leaf
 from lowtide.kernels.parts import WHOLE_OF
-
-_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _fake_within(fakes: FakeModel, slot: Slot, mode: FakeTensorMode, device: tor
 def fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
     if tensor.device.type != "meta":
         fake = mode.from_tensor(tensor)
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in PLAIN_TENSORS:
             fake.__class__ = _fake_class(type(tensor))
         return fake
     with mode:
@@ -140,7 +138,7 @@ def _fake_class(kind: type) -> type:
 def _refuse(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
         raise CaptureError(f"{name} is not initialised yet: run one batch through the model first")
-    if type(tensor) not in _PLAIN and not (isinstance(tensor, nn.Parameter) and _lies_in_plain_memory(type(tensor))):
+    if type(tensor) not in PLAIN_TENSORS and not (isinstance(tensor, nn.Parameter) and _lies_in_plain_memory(type(tensor))):
         frozen = ", and frozen ones that are made of such" if is_made_of_tensors(type(tensor)) else ""
         raise CaptureError(f"{name} is a {type(tensor).__name__}; plain tensors and parameters can be captured{frozen}")
     if tensor.layout is not torch.strided:

@@ -26,6 +26,8 @@ _AS_VIEW = torch.ops.aten.as_strided.default._op_dk  # by the kernel for what ha
 
 ResultLayout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]"  # shape, stride, offset, dtype, device
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # classes of tensors that have nothing of their own
+
 
 class NoLookError(Exception):
     """An argument of which more than its look counts."""

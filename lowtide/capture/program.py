@@ -25,7 +25,14 @@ from lowtide.capture.care.failures import raised_in
 from lowtide.capture.care.follower import following
 from lowtide.capture.care.hooks import hooks_beside, none_left_on, refuse_strangers
 from lowtide.capture.care.leaks import LeakWatch
-from lowtide.capture.care.surroundings import functions_of, methods_of, objects_of, put_back_on_failure, settings_unchanged
+from lowtide.capture.care.surroundings import (
+    functions_of,
+    methods_of,
+    objects_of,
+    objects_of_tensors_unchanged,
+    put_back_on_failure,
+    settings_unchanged,
+)
 from lowtide.capture.care.turns import one_at_a_time
 from lowtide.capture.control import Scripts
 from lowtide.capture.effects.attempts import with_leaving
@@ -124,6 +131,7 @@ def _captured(
                 always=put_back,
                 classes=True,
             ),
+            objects_of_tensors_unchanged(models),
             following(models, functions, optimizer) as follower,
         ):
             captured = record(watch, leaving)

@@ -56,9 +56,9 @@ def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
     two = _recorded_update(trace, update, _SEEDS[1])[0]
     if not is_same(one.draft, two.draft):
         raise CaptureError(
-            f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), or goes "
-            "on with something that is not in its state (a generator, an array, a counter in a closure or a global), so later changes would "
-            "go unseen: it cannot be captured"
+            f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), or "
+            "goes on with something that is not in its state (a generator, an array, a counter in a closure or a global), so later "
+            "changes would go unseen: it cannot be captured"
         )
     if kinds is not None:
         _checked.add(seen)

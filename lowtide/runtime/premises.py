@@ -148,7 +148,8 @@ class CallerState:
             self._put("parameter", path, name, None if parameter is None else self._parameter(parameter))
         for what, tables in (("buffer", module._buffers), ("module", module._modules)):
             for name, each in tables.items():
-                self._put(what, path, name, None if each is None else self._known[id(each)])
+                own = self._of_own_class(each) if isinstance(each, torch.Tensor) else ()
+                self._put(what, path, name, None if each is None else (self._known[id(each)], *own))
         for name in _TABLES:
             self._watch.container(module.__dict__[name])
 
@@ -162,7 +163,16 @@ class CallerState:
         if self._trains:  # where nothing is differentiated, neither matters: a small network's call is short
             self._watch.parameter(parameter)
         hooks = tuple(self._tokens.of(getattr(parameter, name, None)) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
-        return self._known[id(parameter)], type(parameter), parameter.requires_grad, self._groups.get(id(parameter)), hooks
+        own = self._of_own_class(parameter)
+        return self._known[id(parameter)], type(parameter), parameter.requires_grad, self._groups.get(id(parameter)), hooks, *own
+
+    def _of_own_class(self, tensor: torch.Tensor) -> tuple[Token, ...]:
+        """Which one it is, of a class that may keep more than numbers; where it is not read anew in each call, of what it is made."""
+        if type(tensor) in _PLAIN_TENSORS:
+            return ()
+        self._watch.container(tensor.__dict__)
+        parts = () if self._trains or not hasattr(tensor, "__tensor_flatten__") else tensor.__tensor_flatten__()[0]
+        return Identity(tensor), *(Identity(getattr(tensor, name)) for name in parts)
 
     def _look_at_class(self, cls: type) -> None:
         """What a class of the model's modules brings, torch's base apart: functions, and what else the program reads."""
@@ -172,6 +182,9 @@ class CallerState:
         for name, item in cls.__dict__.items():
             if name in _CALLS or (not name.startswith("__") and (isinstance(item, FunctionType) or self._reads.anywhere(name))):
                 self._put("class attribute", f"{cls.__module__}.{cls.__qualname__}", name, self._tokens.of(item))
+
+
+_PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass(frozen=True)

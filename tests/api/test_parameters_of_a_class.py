@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -238,3 +239,78 @@ def test_one_that_stands_for_another_tensor_is_refused():
     model.weight = nn.Parameter(Wrapped(model.weight.detach()), requires_grad=False)
     with pytest.raises(lowtide.CaptureError, match="weight is a Wrapped; plain tensors and parameters can be captured"):
         lowtide.optimize(model, torch.randn(4, 6))
+
+
+class Units:
+    """What a library keeps beside its weights."""
+
+    def __init__(self) -> None:
+        self.scale, self.second, self.is_nested = torch.full((5, 1), 0.01), torch.full((5, 1), 0.01), True
+
+
+class Lazy(nn.Module):
+    """Unpacks its units in its first call, in an object that the weight, or the module, has."""
+
+    def __init__(self, *, of_weight: bool, deletes: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.of_weight, self.deletes = Packed(torch.randn(5, 6)), of_weight, deletes
+        (self.weight if of_weight else self).units = Units()  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        units = (self.weight if self.of_weight else self).units  # type: ignore[attr-defined]
+        if units.is_nested:
+            units.scale, units.is_nested = units.scale + units.second, False
+            if self.deletes:
+                del units.second
+        return nn.functional.linear(x, self.weight.unpacked() * units.scale)
+
+
+@pytest.mark.parametrize("of_weight", [True, False])
+@pytest.mark.parametrize("deletes", [True, False])
+def test_what_a_first_call_changes_is_as_it_was(of_weight: bool, deletes: bool):
+    model, twin, x = Lazy(of_weight=of_weight, deletes=deletes), Lazy(of_weight=of_weight, deletes=deletes), torch.randn(4, 6)
+    units = (model.weight if of_weight else model).units  # type: ignore[attr-defined]
+    before = dict(vars(units))
+    with torch.no_grad(), suppress(lowtide.CaptureError):
+        function = lowtide.optimize(model, x)
+        assert torch.equal(function(x), twin(x))
+        return
+    assert of_weight or deletes
+    assert {name: id(item) for name, item in vars(units).items()} == {name: id(item) for name, item in before.items()}
+    with torch.no_grad():
+        assert torch.equal(model(x), twin(x))  # once before
+        function = lowtide.optimize(model, x)
+        assert torch.equal(function(x), twin(x))
+
+
+def test_another_parameter_of_the_class_has_attributes_of_its_own():
+    model, twin, x = Layer(), Layer(), torch.randn(4, 6)
+    optimizer = trained(twin)
+    step = lowtide.optimize(model, x, loss=square, optimizer=trained(model), planning=lowtide.Planning(workspaces=False))
+    function = lowtide.optimize(model, x)
+    for number in range(4):
+        if number == 2:
+            for each in (model, twin):
+                torch.manual_seed(1)
+                each.base.weight = Packed(torch.randn(5, 6))
+                each.base.weight.scale = 0.03
+        optimizer.zero_grad()
+        with torch.no_grad():
+            assert torch.equal(function(x), twin(x))
+        loss = square(twin, x)
+        loss.backward()
+        optimizer.step()
+        assert torch.equal(step(x), loss)
+
+
+def test_other_tensors_within_one_are_read_by_the_next_call():
+    model, x = Adapted().eval(), torch.randn(4, 6)
+    for exact in (True, False):
+        function = lowtide.optimize(model, x, exact=exact)
+        with torch.no_grad():
+            for _ in range(3):
+                function(x)
+            model.base.weight.scale = model.base.weight.scale * 2  # type: ignore[assignment, operator]
+            for _ in range(2):
+                torch.testing.assert_close(function(x), model(x))

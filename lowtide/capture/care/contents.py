@@ -343,6 +343,15 @@ class WrittenAttributes:
     def of_users(self) -> list[tuple[Any, str]]:
         return [(item, name) for (_, name), (item, _) in self._before.items() if is_written_by_user(type(item))]
 
+    def deleted(self) -> str:
+        """An attribute of an object of the user's that is gone, in words; "" where none is."""
+        gone = (
+            (item, name)
+            for item, name in self.of_users()
+            if self._before[id(item), name][1] is not ABSENT and static_attribute(item, name) is ABSENT
+        )
+        return next((f"attribute {name!r} of a {type(item).__name__} is deleted" for item, name in gone), "")
+
     def put_back(self, item: Any, name: str) -> None:
         own, (_, before) = attributes(item), self._before[id(item), name]
         if own is ABSENT or is_slot(item, name):

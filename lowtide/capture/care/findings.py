@@ -107,7 +107,7 @@ class Findings:
 
     def refuse_moved(self) -> None:
         """Raise CaptureError where the program has moved what no stand-in can be put in the place of."""
-        if change := self._moving.change():
+        if change := self._moving.change() or self._written.deleted():
             raise CaptureError(changed_each_time(change))
 
     def puts(self) -> list[tuple[Position, Any]]:

@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from lowtide.base.places import ABSENT, Position, put_entry, slots_of, static_attribute
+from lowtide.base.skeleton import is_plain_object
 from lowtide.capture.care.contents import pieces, put_back
 from lowtide.capture.care.follower import INTEGRATIONS
 from lowtide.capture.care.generators import is_default
@@ -37,6 +38,7 @@ _WITHIN = ("fget", "fset", "__func__", "func")  # of properties, class methods, 
 _LEFT_ALONE = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, torch.Tensor, torch.optim.Optimizer)
 _OPENED = (*_CONTAINERS, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, torch.optim.lr_scheduler.LRScheduler)
 
+_NO_OBJECTS = (torch.Tensor, nn.Module, type, types.FunctionType, types.MethodType)
 OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -77,7 +79,40 @@ def objects_of(models: Iterable[nn.Module]) -> list[Any]:
     """What modules keep beside torch's own that is a container, a generator, a bag of names or of the user's classes."""
     kinds = {*KINDS, set, torch.Generator, types.SimpleNamespace}
     kept = _kept_by(module for model in models for module in model.modules())
-    return [item for item in kept if type(item) in kinds or (not isinstance(item, nn.Module) and is_of_users(item))]
+    own = [item for item in kept if type(item) in kinds or (not isinstance(item, nn.Module) and is_of_users(item))]
+    return [*own, *_objects_of_tensors(models)]
+
+
+def _objects_of_tensors(models: Iterable[nn.Module]) -> list[Any]:
+    """What is in the attributes of parameters and buffers, and holds something itself."""
+    tensors = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
+    kept = (item for each in tensors.values() for item in vars(each).values())
+    return [item for item in kept if hasattr(item, "__dict__") and not isinstance(item, _NO_OBJECTS)]
+
+
+@contextmanager
+def objects_of_tensors_unchanged(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Raise CaptureError where the program changes them, as some libraries' first calls do: a step would do without."""
+    before = [(item, dict(vars(item))) for item in _objects_of_tensors(models)]
+    before += [(each, dict(vars(each))) for item, _ in before for each in vars(item).values() if is_plain_object(each)]
+
+    def changed() -> CaptureError | None:
+        for item, held in before:
+            now = vars(item)
+            for name in {**held, **now}:
+                if now.get(name, ABSENT) is not held.get(name, ABSENT):
+                    return CaptureError(
+                        f"the program changes attribute {name!r} of a {type(item).__name__} that a parameter has, which a captured step "
+                        "would not: call the model once before, where only its first call does that"
+                    )
+        return None
+
+    try:
+        yield
+    except CaptureError as error:
+        raise changed() or error from error.__cause__
+    if (change := changed()) is not None:
+        raise change
 
 
 def _kept_by(modules: Iterable[nn.Module]) -> list[Any]:

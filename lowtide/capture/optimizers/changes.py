@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT
 from lowtide.base.skeleton import Keys, Skeleton, entry, leaves, mapped
@@ -101,7 +102,7 @@ class Changes:
         if isinstance(item, TracedNumber):
             return item.actual
         item = self.draft.fake(item)  # of a tensor that was there before: the fake which stands for it
-        if isinstance(item, torch.Tensor) and address(item) in self._gradients:
+        if isinstance(item, FakeTensor) and address(item) in self._gradients:
             return self._instead.setdefault(id(item), another(item))
         if isinstance(item, torch.Tensor) and item.numel() == 1 and item.device.type == "cpu":
             known = self.scalars.known_content(self.draft.value(item))
