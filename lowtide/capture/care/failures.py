@@ -40,6 +40,10 @@ _BY_TEXT = (  # torch's own words for what no capture can follow, and what that 
         "compiles a part of itself (as flex_attention does), which cannot be while it is captured: use what it computes as plain operators "
         "(functional.scaled_dot_product_attention with attn_mask=)",
     ),
+    (
+        "already associated to a python object of type FakeTensor",
+        "makes a tensor of a class of its own out of another one, which no capture can follow: make it before the step",
+    ),
     ("shape_env must not be None", NESTED),
     ("NestedTensor", NESTED),
 )

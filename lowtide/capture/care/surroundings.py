@@ -97,10 +97,10 @@ def objects_of_tensors_unchanged(models: Sequence[nn.Module]) -> Iterator[None]:
     before += [(each, dict(vars(each))) for item, _ in before for each in vars(item).values() if is_plain_object(each)]
 
     def changed() -> CaptureError | None:
-        for item, held in before:
+        for item, old in before:
             now = vars(item)
-            for name in {**held, **now}:
-                if now.get(name, ABSENT) is not held.get(name, ABSENT):
+            for name in {**old, **now}:
+                if now.get(name, ABSENT) is not old.get(name, ABSENT):
                     return CaptureError(
                         f"the program changes attribute {name!r} of a {type(item).__name__} that a parameter has, which a captured step "
                         "would not: call the model once before, where only its first call does that"
