@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.capture import program
+from lowtide.capture import updates
 from lowtide.capture.optimizers.alike import Few
 from lowtide.capture.optimizers.derived_numbers import Branch
 from lowtide.capture.program import TrainingProgram, capture_training
@@ -112,7 +112,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def both(*program_parts: Any) -> tuple[Any, Any, int]:
         ended = [0]
-        plain = program.copied
+        plain = updates.copied
 
         def counted(*args: Any) -> Any:
             result = plain(*args)
@@ -120,7 +120,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Any:
             return result
 
         with monkeypatch.context() as patch:
-            patch.setattr(program, "copied", counted)
+            patch.setattr(updates, "copied", counted)
             short = captures(*program_parts)
         with monkeypatch.context() as patch:
             patch.setattr(Few, "of", lambda keys: None)
