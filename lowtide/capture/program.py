@@ -42,8 +42,8 @@ from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.optimizers.optimizer import Shadow, Update, refuse_idle
-from lowtide.capture.optimizers.scalars import UndecidedError
+from lowtide.capture.optimizers.optimizer import Shadow, Update, moving, refuse_idle
+from lowtide.capture.optimizers.scalars import Guard, UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on
 from lowtide.capture.ranks.shards import own_shards, refuse_whole_state
@@ -178,10 +178,11 @@ def _captured(
 
 
 def _given_attributes(captured: Sequence[CapturedStep], optimizer: torch.optim.Optimizer | None) -> set[tuple[int, Any]]:
-    """Attributes of optimizers that the programs have as inputs and put back: by holder and name."""
+    """Attributes of optimizers that all of the programs have as inputs, or ask for: by holder and name."""
     within = () if optimizer is None else each_of(optimizer)
-    slots = (slot for each in captured for slot in (*each.assigned, *(slot for _, slot, _ in each.constants_assigned)))
-    return {(id(within[int(slot.path[0])]), slot.path[1]) for slot in slots if slot.table == "optimizer"}
+    asked_for = [[*each.slots, *(guard.slot for guard in each.guards if isinstance(guard, Guard))] for each in captured]
+    names = [{(id(within[int(slot.path[0])]), slot.path[1]) for slot in slots if slot.table == "optimizer"} for slots in asked_for]
+    return set.intersection(*names)
 
 
 def _is_of_program(place: Position) -> bool:
@@ -258,12 +259,17 @@ def _recorded_training(
             result = _forward_and_backward(trace, program, fake_args, fake_kwargs)
         if program.ranks is not None and program.ranks.shard:
             shadow = _sharded(trace, shadow, program.ranks)
-        first, following = optimizer_step(trace, shadow, result, checked=not (compared or latest))
-        slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
-        has_later = not compared and any(slot.table in ("state", "optimizer", "group") for slot in slots)
-        later: CapturedStep | None = None
-        with suppress(UndecidedError):  # it can be known only then, as the optimizer decides on the state that it has made
-            later = optimizer_step(trace, following, result)[0] if has_later else None
+        while True:
+            known = moving(program.optimizer)
+            first, following = optimizer_step(trace, shadow, result, checked=not (compared or latest))
+            slots = *first.assigned, *(slot for _, slot, _ in first.constants_assigned)
+            has_later = not compared and any(slot.table in ("state", "optimizer", "group") for slot in slots)
+            later: CapturedStep | None = None
+            with suppress(UndecidedError):  # it can be known only then, as the optimizer decides on the state that it has made
+                later = optimizer_step(trace, following, result)[0] if has_later else None
+            if known == moving(program.optimizer):
+                break
+            shadow = shadow.with_attributes(moving(program.optimizer), trace.recorder.draft)  # all programs are given them
         if latest and later is None:
             first, _ = optimizer_step(trace, shadow, result)
         if has_later and later is None:

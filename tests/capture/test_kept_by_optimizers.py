@@ -373,3 +373,29 @@ def test_numbers_and_views_are_what_they_are(rule: Any):
         x = torch.randn(5, 3, generator=torch.Generator().manual_seed(number))
         assert torch.equal(step(x), eager(*its, x))
         assert_same(left(*mine), left(*its))
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize("where", ["attribute", "dictionary", "list"])
+@pytest.mark.parametrize("settings", [{}, {"run": lowtide.Run(check="never")}, {"shapes": lowtide.Shapes(dynamic="auto")}])
+def test_what_moves_in_some_steps_alone(every: int, where: str, settings: dict[str, Any]):
+    """A program in which it stands still is given it, too."""
+
+    def rule(own: Any) -> Any:
+        own.count += 1
+        if own.count % every == 0 and where == "attribute":
+            own.mark = (own.mark or 0) + 1
+        if own.count % every == 0 and where == "dictionary":
+            own.best = {"k": own.best["k"] + 1 if own.best else 1}
+        if own.count % every == 0 and where == "list":
+            own.past[:] = [own.past[0] + 1 if own.past else 1]
+        return 1 / (1 + {"attribute": own.mark or 0, "dictionary": (own.best or {"k": 0})["k"], "list": (own.past or [0])[0]}[where])
+
+    mine, its = ((model, Own(model.parameters(), by_step(rule))) for model in (made("list")[0] for _ in range(2)))
+    step = lowtide.optimize(
+        mine[0], torch.ones(5, 3), loss=square, optimizer=mine[1], planning=lowtide.Planning(workspaces=False), **settings
+    )
+    for number in range(3 * every + 2):
+        x = torch.randn(3 + 2 * (number % 2) if "shapes" in settings else 5, 3, generator=torch.Generator().manual_seed(number))
+        assert torch.equal(step(x), eager(*its, x))
+        assert_same(left(*mine), left(*its))

@@ -28,7 +28,7 @@ from lowtide.capture.optimizers.changes import Changes, differ, within
 from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of
 from lowtide.capture.optimizers.own_code import KEPT, attributes, containers_kept, own_attributes, refuse_undeclared, run
 from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, is_traced
-from lowtide.capture.optimizers.wrappers import refuse_unknown_step
+from lowtide.capture.optimizers.wrappers import begin, refuse_unknown_step
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
@@ -80,6 +80,7 @@ class Shadow:
     ) -> Shadow:
         """With `between_steps`, what lies on the host is taken to be where its parameter is."""
         for each in each_of(optimizer):
+            begin(each)
             refuse_unknown_step(each)
             _refuse_kind(each)
         _refuse_strangers(optimizer, names)
@@ -110,8 +111,7 @@ class Shadow:
                     slot = Slot("optimizer", (number, name))
                     own[slot] = faked(item, slot, None)
         shadow = cls(optimizer, names, fakes, state, own, {}, contents, beside)
-        known = (Slot("optimizer", (number, name)) for number, each in enumerate(each_of(optimizer)) for name in _moving.get(each, ()))
-        return shadow.with_attributes([slot for slot in known if slot not in own], draft)
+        return shadow.with_attributes(moving(optimizer), draft)
 
     @property
     def is_of_torch(self) -> bool:
@@ -178,7 +178,7 @@ class Shadow:
     def with_attributes(self, slots: Iterable[Slot], draft: Draft) -> Shadow:
         """One whose steps are given these attributes of its optimizer."""
         own = dict(self.own)
-        for slot in slots:
+        for slot in (slot for slot in slots if slot not in self.own):
             optimizer, name = each_of(self.optimizer)[int(slot.path[0])], slot.path[1]
             _moving.setdefault(optimizer, {})[str(name)] = None
             item = own_attributes(optimizer).get(str(name), getattr(type(optimizer), str(name), ABSENT))
@@ -329,6 +329,11 @@ class Stepping:
     def changes_settings(self) -> bool:
         """Whether it has changed what is set for a group."""
         return any(differ(old, new) for old, new in zip(self.groups, self.twins.param_groups, strict=True))
+
+
+def moving(optimizer: torch.optim.Optimizer) -> list[Slot]:
+    """Attributes that a step of it was seen to change."""
+    return [Slot("optimizer", (number, name)) for number, each in enumerate(each_of(optimizer)) for name in _moving.get(each, ())]
 
 
 def _described(key: Any) -> str:

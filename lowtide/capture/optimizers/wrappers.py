@@ -101,6 +101,13 @@ def _from_outside_in(optimizer: Any) -> list[Any]:
     return seen
 
 
+def begin(optimizer: torch.optim.Optimizer) -> None:
+    """What bitsandbytes' optimizers do in their first step, before they step: settings of single parameters, by their ids."""
+    if type(optimizer).__module__.startswith("bitsandbytes.") and own_attributes(optimizer).get("initialized") is False:
+        optimizer.check_overrides()  # type: ignore[attr-defined]
+        optimizer.initialized = True  # type: ignore[attr-defined]
+
+
 def refuse_unknown_step(optimizer: torch.optim.Optimizer) -> None:
     """Raise CaptureError for an optimizer whose step does what its class does not say."""
     name, own = type(optimizer).__name__, own_attributes(optimizer).get("step")
