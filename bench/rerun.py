@@ -126,6 +126,7 @@ ELSEWHERE = {
     "survival": "python -m tests.null_cuda python -m bench.on_gpu.survival with transformers and torchvision beside",
     "coverage_torch_2_11": "python -m bench.coverage --only transformers/, in an environment with torch 2.11 and transformers 5.17",
     "coverage_torch_2_15": "python -m bench.coverage --only transformers/, in an environment with torch 2.15 and transformers 5.24",
+    "few_bits": "python -m bench.few_bits, with bitsandbytes, torchao, galore-torch and prodigyopt beside",
     "edge": "python -m bench.edge FOLDER, with the files of MLPerf Tiny",
     "device_calls_first_2": "python -m tests.null_cuda python -m bench.device_calls --samples 2",
     "device_calls_bfloat16_first_2": "python -m tests.null_cuda python -m bench.device_calls --dtype bfloat16 --samples 2",

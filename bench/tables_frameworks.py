@@ -14,6 +14,32 @@ def where_people_train() -> Iterable[str]:
         yield _frameworks()
     if (RESULTS / "half_hour.json").exists():
         yield _half_hour()
+    if (RESULTS / "few_bits.json").exists():
+        yield _few_bits()
+
+
+def _few_bits() -> str:
+    sizes = ("resident_mib", "eager_mib", "lowtide_mib", "promised_mib", "limit_mib")
+    lines = [
+        [
+            f"{row['way']} ({row['library']})",
+            *(_figure(row[size], 1) for size in sizes),
+            _figure(row["time_ratio"], 2),
+            _figure(row["limit_time_ratio"], 2),
+            {"True": "yes", "False": "no"}[row["equal"]],
+        ]
+        for row in rows_of("few_bits")
+    ]
+    return section(
+        "Few bits",
+        "few_bits",
+        "python -m bench.few_bits",
+        "What people train with when memory is short, alone and with lowtide: MiB at rest (weights, state, batch), then above that: eager,\n"
+        "lowtide, what it promised, and within 70 % of what eager takes. Times are of processors, over eager's. Equal: losses, parameters and\n"
+        "states, to the last bit. What a library compiles runs as it is written on both sides.",
+        ("way", "at rest", "eager", "lowtide", "promised", "limited", "time", "time, limited", "equal"),
+        lines,
+    )
 
 
 def _frameworks() -> str:

@@ -132,7 +132,7 @@ def _lies_in_plain_memory(kind: Any) -> bool:
 def _fake_class(kind: type) -> type:
     """Fake tensors that are of a class of parameters, too: the program asks for that, and uses what the class has."""
     own = {"__torch_function__": next(vars(each)["__torch_function__"] for each in kind.__mro__ if "__torch_function__" in vars(each))}
-    return type(kind.__name__, (FakeTensor, kind), own)
+    return type(kind.__name__, (FakeTensor, kind), {**own, "__class__": property(lambda fake: kind)})
 
 
 def _refuse(name: str, tensor: torch.Tensor) -> None:

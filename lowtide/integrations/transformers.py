@@ -221,7 +221,7 @@ def _refuse_arguments(trainer: Trainer) -> None:
     """Raise CaptureError for what Trainer would do around or within the step that a captured one does not."""
     args, accelerator = trainer.args, trainer.accelerator
     reasons = {
-        "activation checkpointing": _recomputes(args) and "`memory` says what is to be computed again: leave it out",
+        "activation checkpointing": _recomputes(args) and "`memory` says what is to be computed again: `gradient_checkpointing=False`",
         "activation_offloading": getattr(args, "activation_offloading", False) and "`memory` says what leaves the device: leave it out",
         "torch_compile": args.torch_compile and "the step runs as one program already: leave it out",
         "deepspeed": trainer.is_deepspeed_enabled and "it has an engine of its own: use one or the other",

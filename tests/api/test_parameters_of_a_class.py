@@ -314,3 +314,36 @@ def test_other_tensors_within_one_are_read_by_the_next_call():
             model.base.weight.scale = model.base.weight.scale * 2  # type: ignore[assignment, operator]
             for _ in range(2):
                 torch.testing.assert_close(function(x), model(x))
+
+
+class Counts(nn.Module):
+    """Sets something of its weight in each forward pass."""
+
+    def __init__(self, kind: Any, sets: Any) -> None:
+        super().__init__()
+        self.weight, self.sets = kind(torch.ones(5, 6)), sets
+        self.weight.count, self.weight.counts = 0, {"k": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sets(self.weight)
+        assert self.weight.__class__ in (Named, nn.Parameter)
+        assert not isinstance(self.weight, Named) or self.weight.__class__ is Named
+        return nn.functional.linear(x, self.weight) / (1 + self.weight.count + self.weight.counts["k"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, Named])
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (lambda weight: setattr(weight, "count", weight.count + 1), "sets attribute 'count' of a tensor"),
+        (lambda weight: setattr(weight, "last", weight.sum()), "sets attribute 'last' of a tensor"),
+        (lambda weight: weight.counts.update(k=weight.counts["k"] + 1), "changes 'k' in a dict that a parameter has"),
+    ],
+)
+def test_what_a_program_sets_of_a_parameter_is_refused(kind: Any, sets: Any, message: str):
+    model = Counts(kind, sets)
+    optimizer = torch.optim.SGD([model.weight], 0.1)
+    with pytest.raises(lowtide.CaptureError, match=message):
+        lowtide.optimize(model, torch.randn(4, 6), loss=square, optimizer=optimizer, planning=lowtide.Planning(workspaces=False))
+    assert (model.weight.count, model.weight.counts) == (0, {"k": 0})
+    assert not hasattr(model.weight, "last")

@@ -79,6 +79,8 @@ def noted(cls: type, mine: list[type]) -> bool:
     sets = type(cls).__setattr__  # a metaclass that another language wrote (pybind11's) lets nobody else set attributes
     if not cls.__flags__ & _HEAP or cls.__flags__ & IMMUTABLE or not file.endswith(".py"):
         return False
+    if issubclass(cls, torch.Tensor):  # of all tensors it is noted what is set, which this would stand before
+        return False
     if sets is not type.__setattr__ and not isinstance(sets, types.FunctionType):
         return False
     with _lock:

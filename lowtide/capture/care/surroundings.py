@@ -87,23 +87,28 @@ def _objects_of_tensors(models: Iterable[nn.Module]) -> list[Any]:
     """What is in the attributes of parameters and buffers, and holds something itself."""
     tensors = {id(each): each for model in models for each in (*model.parameters(), *model.buffers())}
     kept = (item for each in tensors.values() for item in vars(each).values())
-    return [item for item in kept if hasattr(item, "__dict__") and not isinstance(item, _NO_OBJECTS)]
+    return [item for item in kept if isinstance(item, _CONTAINERS) or (hasattr(item, "__dict__") and not isinstance(item, _NO_OBJECTS))]
+
+
+def _held_by(item: Any) -> dict[Any, Any]:
+    return pieces(item) if isinstance(item, _CONTAINERS) else vars(item)
 
 
 @contextmanager
 def objects_of_tensors_unchanged(models: Sequence[nn.Module]) -> Iterator[None]:
     """Raise CaptureError where the program changes them, as some libraries' first calls do: a step would do without."""
-    before = [(item, dict(vars(item))) for item in _objects_of_tensors(models)]
-    before += [(each, dict(vars(each))) for item, _ in before for each in vars(item).values() if is_plain_object(each)]
+    found = _objects_of_tensors(models)
+    found += [each for item in found for each in _held_by(item).values() if isinstance(each, _CONTAINERS) or is_plain_object(each)]
+    before = [(item, dict(_held_by(item))) for item in found]
 
     def changed() -> CaptureError | None:
         for item, old in before:
-            now = vars(item)
+            now = _held_by(item)
             for name in {**old, **now}:
                 if now.get(name, ABSENT) is not old.get(name, ABSENT):
                     return CaptureError(
-                        f"the program changes attribute {name!r} of a {type(item).__name__} that a parameter has, which a captured step "
-                        "would not: call the model once before, where only its first call does that"
+                        f"the program changes {name!r} in a {type(item).__name__} that a parameter has, which a captured step would not: "
+                        "call the model once before, where only its first call does that"
                     )
         return None
 

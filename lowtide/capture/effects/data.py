@@ -25,6 +25,7 @@ from lowtide.capture.care.instances import read_of_tensor
 from lowtide.capture.care.turns import during, placed
 from lowtide.capture.care.writes import refuse_once
 from lowtide.capture.draft import Draft
+from lowtide.capture.looks import is_made_of_tensors
 from lowtide.capture.sources import is_library, users_line
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Kind, Slot
@@ -113,7 +114,10 @@ class Data:
 
     def set_attribute(self, tensor: torch.Tensor, name: str, item: Any) -> None:
         """Raise CaptureError for an attribute that the user's own code gives to a tensor of the caller's."""
-        real = (self._known(tensor) or (tensor, tensor))[1]
+        known = self._known(tensor)
+        if known is None and is_made_of_tensors(type(tensor)):
+            return  # such a one that the program makes
+        real = (known or (tensor, tensor))[1]
         if isinstance(real, FakeTensor) or hasattr(torch.Tensor, name) or is_library(sys._getframe(2).f_code.co_filename):
             return
         before = vars(real).get(name, ABSENT)
