@@ -34,9 +34,9 @@ def _few_bits() -> str:
         "Few bits",
         "few_bits",
         "python -m bench.few_bits",
-        "What people train with when memory is short, alone and with lowtide: MiB at rest (weights, state, batch), then above that: eager,\n"
-        "lowtide, what it promised, and within 70 % of what eager takes. Times are of processors, over eager's. Equal: losses, parameters and\n"
-        "states, to the last bit. What a library compiles runs as it is written on both sides.",
+        "What people train with when memory is short, alone and with lowtide: MiB at rest (weights, state, batch), then above that:\n"
+        "eager, lowtide, what it promised, and within 70 % of what eager takes. Times are of processors, over eager's. Equal: losses,\n"
+        "parameters and states, to the last bit. What a library compiles runs as it is written on both sides.",
         ("way", "at rest", "eager", "lowtide", "promised", "limited", "time", "time, limited", "equal"),
         lines,
     )

@@ -30,13 +30,22 @@ _SEEDS = 1, 2  # of the numbers that stand for an optimizer's settings
 _checked: set[tuple[Any, ...]] = set()  # kinds of parameters and settings, of which no number escapes torch's optimizers
 
 
+class EscapedError(CaptureError):
+    """Two recordings of a step that differ."""
+
+
 def optimizer_step(trace: Trace, shadow: Shadow, result: Any, *, checked: bool = True) -> tuple[CapturedStep, Shadow]:
     """Record the optimizer's step on a continuation of the recording, and see that no number escapes.
 
     What is compared with a program from which none did need not be checked: a number that escaped is a difference.
     """
     tail, update, following = _recorded_update(trace, shadow, _SEEDS[0])
-    if checked:
+    try:
+        if checked:
+            _refuse_escaped(trace, shadow, tail)
+    except EscapedError:  # or a library has made something in the first recording, which it remembers from then on
+        tail.draft.let_go()
+        tail, update, following = _recorded_update(trace, shadow, _SEEDS[0])
         _refuse_escaped(trace, shadow, tail)
     return trace.finish(tail, result, update), following
 
@@ -55,7 +64,7 @@ def _refuse_escaped(trace: Trace, shadow: Shadow, whole: Recorder) -> None:
         one = _recorded_update(trace, update, _SEEDS[0])[0]
     two = _recorded_update(trace, update, _SEEDS[1])[0]
     if not is_same(one.draft, two.draft):
-        raise CaptureError(
+        raise EscapedError(
             f"{type(shadow.optimizer).__name__} turns a hyper-parameter into a constant (through `math`, `torch.tensor` or the like), or "
             "goes on with something that is not in its state (a generator, an array, a counter in a closure or a global), so later "
             "changes would go unseen: it cannot be captured"

@@ -349,6 +349,28 @@ def of_a_class(own: Any) -> Any:
     return 1.0 if whole else 0.1
 
 
+def looked_for(own: Any) -> Any:
+    own.count += 1
+    group = own.param_groups[0]
+    group["seen"] = group.get("seen", 0) + 1
+    return (0.5 if own.count in {2, 5} else 1.0) * {1: 2.0, 4: 0.25}.get(group["seen"], 1.0) * (1.0 if group["lr"] in {0.1} else 0.5)
+
+
+def filled_with_a_count(own: Any) -> Any:
+    own.count += 1
+    full = torch.full((2,), own.count)
+    assert full.dtype is torch.int64
+    return full.sum() / (1 + own.count)
+
+
+def in_an_object_of_its_own(own: Any) -> Any:
+    if own.best is None:
+        own.best = Projector(0)
+    own.best.rank += 1
+    own.best.sides[0] = own.best.rank * 0.5
+    return 1 / (own.best.rank + own.best.sides[0])
+
+
 def views_of_one(own: Any) -> Any:
     parameters = own.param_groups[0]["params"]
     if own.best is None:
@@ -360,7 +382,7 @@ def views_of_one(own: Any) -> Any:
     return 1.0 + sum(each.norm() for each in own.past)
 
 
-@pytest.mark.parametrize("rule", [of_a_class, views_of_one])
+@pytest.mark.parametrize("rule", [of_a_class, looked_for, filled_with_a_count, in_an_object_of_its_own, views_of_one])
 def test_numbers_and_views_are_what_they_are(rule: Any):
     mine, its = ((model, Own(model.parameters(), by_step(rule))) for model in (made("list")[0] for _ in range(2)))
     if rule is views_of_one:  # which the first step would make

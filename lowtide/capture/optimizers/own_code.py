@@ -17,7 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
-from lowtide.base.skeleton import leaves
+from lowtide.base.skeleton import is_plain_object, leaves
 from lowtide.capture.care.turns import for_this_thread, undoing
 from lowtide.capture.optimizers.derived_numbers import traced_calls
 from lowtide.capture.optimizers.scalars import Scalars, apply, is_traced
@@ -59,6 +59,8 @@ class _TensorsAndNumbers(TorchFunctionMode):
             numbers = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
             if any(map(is_traced, numbers)) and (tensor := self._made(numbers, kwargs)) is not None:
                 return tensor.reshape(len(numbers) if numbers is args[0] else ())
+        if func is torch.full and is_traced(args[-1]) and kwargs.get("dtype") is None and self.scalars.kind_of(args[-1]) is int:
+            return func(*args, **{**kwargs, "dtype": torch.int64})
         if isinstance(func, (OpOverload, OpOverloadPacket)) and any(map(is_traced, args)):
             args = self._whole(func, args)
         if func is torch.Tensor.__setitem__ and is_traced(args[2]):
@@ -109,6 +111,7 @@ def _put_back(table: dict[int, Any], key: int, hook: Any) -> None:
 # The state, which is looked at by itself; torch's note that it has looked at the parameters, which holds for all steps.
 _OWN = frozenset({"state", "param_groups", "_need_device_dtype_check_for_fused"})
 _HOLDERS = (list, tuple, dict, set, deque)
+_DEEPEST = 6  # objects within one another
 
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -124,14 +127,18 @@ def containers_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     wanted = [item for name, item in own_attributes(optimizer).items() if name not in _OWN]
     while wanted:
         item = wanted.pop()
-        if isinstance(item, _HOLDERS) and id(item) not in kept:
+        if id(item) in kept:
+            continue
+        if isinstance(item, _HOLDERS):
             kept[id(item)] = item, copy(item)
             wanted += item.values() if isinstance(item, dict) else item
+        elif is_plain_object(item):
+            wanted.append(vars(item))
     try:
         yield
     finally:
         for item, before in kept.values():
-            if not isinstance(item, tuple) and _contents(item) != _contents(before):
+            if not isinstance(item, tuple) and _contents(item, _DEEPEST) != _contents(before, _DEEPEST):
                 item.clear()
                 (item.update if isinstance(item, (dict, set)) else item.extend)(before)
 
@@ -141,11 +148,14 @@ def attributes(twin: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: _contents(item) for name, item in own_attributes(twin).items() if name not in _OWN}
 
 
-def _contents(item: Any) -> Any:
-    """Of a container what lies in it, for comparison; else the thing itself."""
+def _contents(item: Any, depth: int = 0) -> Any:
+    """Of a container, or a plain object, what lies in it, for comparison; else the thing itself."""
+    if depth < _DEEPEST and is_plain_object(item):
+        return Same(item), _contents(vars(item), depth + 1)
     if isinstance(item, dict):
-        return type(item), *((Same(key) if isinstance(key, torch.Tensor) else key, _contents(each)) for key, each in item.items())
-    return (type(item), *map(_contents, item)) if isinstance(item, _HOLDERS) else Same(item)
+        pairs = ((Same(key) if isinstance(key, torch.Tensor) else key, _contents(each, depth + 1)) for key, each in item.items())
+        return type(item), *pairs
+    return (type(item), *(_contents(each, depth + 1) for each in item)) if isinstance(item, _HOLDERS) else Same(item)
 
 
 @dataclass(frozen=True)

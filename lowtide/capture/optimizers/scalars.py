@@ -270,7 +270,8 @@ class TracedNumber(float):
         return self.scalars.compare("ne", self, 0)
 
     def __hash__(self) -> int:
-        return id(self)
+        """Where it is looked for in a set or a dictionary, the program is one for this number alone."""
+        return id(self) if self.scalars.of_torch else hash(self.scalars.freeze(self))
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
