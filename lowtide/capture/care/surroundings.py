@@ -97,9 +97,9 @@ def _held_by(item: Any) -> dict[Any, Any]:
 @contextmanager
 def objects_of_tensors_unchanged(models: Sequence[nn.Module]) -> Iterator[None]:
     """Raise CaptureError where the program changes them, as some libraries' first calls do: a step would do without."""
-    found = _objects_of_tensors(models)
-    found += [each for item in found for each in _held_by(item).values() if isinstance(each, _CONTAINERS) or is_plain_object(each)]
-    before = [(item, dict(_held_by(item))) for item in found]
+    reached = _objects_of_tensors(models)
+    reached += [each for item in reached for each in _held_by(item).values() if isinstance(each, _CONTAINERS) or is_plain_object(each)]
+    before = [(item, dict(_held_by(item))) for item in reached]
 
     def changed() -> CaptureError | None:
         for item, old in before:
