@@ -333,6 +333,22 @@ def test_a_list_in_two_places_that_the_step_writes_is_refused(rule: Any):
     assert not optimizer.state
 
 
+@pytest.mark.parametrize("whose", ["k", "0.weight"])
+def test_state_that_the_step_removes_is_refused(whose: str):
+    def removes(own: Any) -> Any:
+        weight = own.param_groups[0]["params"][0]
+        del own.state["k" if whose == "k" else weight]
+        return 1.0
+
+    model, _ = made("list")
+    optimizer = Own(model.parameters(), by_step(removes))
+    optimizer.state["k"] = torch.ones(())
+    optimizer.state[model[0].weight]["average"] = torch.ones(4, 3)
+    with pytest.raises(lowtide.CaptureError, match=f"removes its state of {whose}"):
+        step_of(model, optimizer)
+    assert len(optimizer.state) == 2
+
+
 def test_an_attribute_that_the_step_deletes_is_refused():
     def deletes(own: Any) -> Any:
         del own.best

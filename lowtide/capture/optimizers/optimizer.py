@@ -261,6 +261,11 @@ class Shadow:
         real = {fake: parameter for parameter, fake in self.fakes.items()}
         state: dict[Any, Any] = {}
         own: dict[Slot, Any] = {}
+        there = {id(key) if isinstance(key, torch.Tensor) else key for twin in stepping.twins.within for key in twin.state}
+        gone = [self.names[each] for each in stepping.start if id(self.fakes[each]) not in there]
+        gone += [str(slot.path[2]) for slot in stepping.own if len(slot.path) == 3 and slot.path[2] not in there]
+        if gone:
+            raise CaptureError(f"the optimizer removes its state of {gone[0]}, which cannot be captured: set its entries to None")
         for number, twin in enumerate(stepping.twins.within):
             for name, slot in self.attributes(number).items():
                 own[slot] = changes.of_own(slot, stepping.own.get(slot, ABSENT), own_attributes(twin).get(name, ABSENT))
