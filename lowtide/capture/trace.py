@@ -85,9 +85,7 @@ class CapturedStep:
     graph: Graph
     slots: tuple[Slot, ...]  # of graph.inputs
     assigned: tuple[Slot, ...]  # of the last graph.outputs
-    constants_assigned: tuple[
-        tuple[int, Slot, Any], ...
-    ]  # flags, texts and skeletons that the optimizer sets, and how many of `assigned` come before
+    constants_assigned: tuple[tuple[int, Slot, Any], ...]  # flags, texts and skeletons; and how many of `assigned` come before
     guards: tuple[Fact, ...]  # what must hold of the caller's numbers
     readings: tuple[Reading, ...]  # what must come out of the caller's data, in the program's order
     constants: tuple[Any, ...]  # what "constant" slots refer to: tensors, generators, or where each step puts another tensor

@@ -41,6 +41,7 @@ from lowtide.ir.sizes import Size
 SizeAt: TypeAlias = "Callable[[Size], int]"  # what a size is in the batch at hand
 Read: TypeAlias = "Callable[[Any], Any]"  # what a slot holds, or what is given at a position
 FactStep: TypeAlias = "SlotLeaf | NumberLeaf | OperatorCall | Item"  # `key` is the same for what gives the same
+_LARGE = 2**12  # elements of what is computed again rather than kept
 _BEFORE_THE_STEP = frozenset({Kind.INPUT, Kind.CONSTANT, Kind.BUFFER})
 
 
@@ -193,6 +194,9 @@ class Facts:
                 self._outcomes[question.key] = outcome_of(question.kind, self.tensor(question.steps))
             except Exception:  # whatever it is, the program that relies on the answer is not the one to run
                 self._outcomes[question.key] = None
+            for step in question.steps:  # of parameters, say, which are asked for one after the other
+                if isinstance(result := self._known.get(step.key), torch.Tensor) and result.numel() > _LARGE:
+                    del self._known[step.key]
         return self._outcomes[question.key]
 
     def hold(self, readings: Iterable[Reading]) -> bool:

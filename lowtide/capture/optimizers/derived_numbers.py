@@ -79,9 +79,8 @@ def traced_calls(
         yield
 
 
-_KNOWABLE = frozenset(
-    {"state", "optimizer", "group", "constant", "scaler"}
-)  # places whose content is no tensor of the model's or the batch's
+# Places whose content is no tensor of the model's or the batch's.
+_KNOWABLE = frozenset({"state", "optimizer", "group", "constant", "scaler"})
 
 
 class UnknownNumberError(Exception):

@@ -402,7 +402,7 @@ def _refuse_shared_containers(
     count = Counter(number for each in places for number in _containers_in(each))
     if count and max(count.values()) > 1:
         raise CaptureError(
-            "the optimizer keeps one list or dictionary in several places, and its step writes there: give each place its own"
+            "the optimizer keeps one list or dictionary in several places, of which steps would make several: give each place its own"
         )
 
 

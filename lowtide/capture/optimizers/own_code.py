@@ -150,6 +150,8 @@ def attributes(twin: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _contents(item: Any, depth: int = 0) -> Any:
     """Of a container, or a plain object, what lies in it, for comparison; else the thing itself."""
+    if depth > 2 * _DEEPEST:  # one may hold itself
+        return Same(item)
     if depth < _DEEPEST and is_plain_object(item):
         return Same(item), _contents(vars(item), depth + 1)
     if isinstance(item, dict):
