@@ -42,7 +42,8 @@ from lowtide.capture.effects.outputs import OutputRecorder
 from lowtide.capture.effects.stand_ins import LeavingError
 from lowtide.capture.effects.sums import EarlierNumber
 from lowtide.capture.fakes import FakeModel
-from lowtide.capture.optimizers.optimizer import Shadow, Update, moving, refuse_idle
+from lowtide.capture.optimizers.optimizer import Shadow, Update, moving
+from lowtide.capture.optimizers.refusals import refuse_idle
 from lowtide.capture.optimizers.scalars import Guard, UndecidedError
 from lowtide.capture.optimizers.wrappers import ScalerTrace, stop_if
 from lowtide.capture.ranks.data_parallel import Ranks, average_gradients, broadcast_buffers, passing_on

@@ -366,7 +366,12 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self.draft.new_value(result, calls.name_of(form)) for result in results)
         node = Node(calls.name_of(form), recorded[0], outputs, recorded[1], writes=writes, source=source)
         self._append(node, calls.is_random(func, args, kwargs))
-        for tensor, update in zip(mine, outputs, strict=True):
+        self._put(mine, outputs, source)
+
+    def _put(self, tensors: Iterable[torch.Tensor], updates: Iterable[Value | None], source: Source | None) -> None:
+        """What lies in tensors of the step is these values now."""
+        for tensor, update in zip(tensors, updates, strict=True):
+            assert update is not None, "what is written is returned"
             if covers(tensor):
                 self.draft.renew(tensor, update)
             else:
@@ -428,12 +433,7 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(None if result is None else self.draft.new_value(result, calls.name_of(op)) for result in results)
         random = calls.is_random(func, args, kwargs)
         self._append(Node(calls.name_of(op), recorded[0], outputs, recorded[1], source=source), random)
-        for tensor, update in zip(targets, outputs[own:], strict=True):
-            assert update is not None, "what is written is returned"
-            if covers(tensor):
-                self.draft.renew(tensor, update)
-            else:
-                self.draft.scatter(tensor, update, source)
+        self._put(targets, outputs[own:], source)
 
     def _append(self, node: Node, random: bool) -> None:
         """Add a node; random ones in the order in which they draw, collectives in that in which they begin."""

@@ -7,8 +7,8 @@ escapes the trace by tracing it twice with other stand-in numbers and comparing 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.base.messages import warn
 from lowtide.base.places import ABSENT
 from lowtide.base.skeleton import Keys, Skeleton, copied, leaves, mapped
 from lowtide.capture.blocks import address, covers, geometry
@@ -27,15 +26,15 @@ from lowtide.capture.draft import Draft
 from lowtide.capture.optimizers.changes import Changes, differ, within
 from lowtide.capture.optimizers.derived_numbers import UnknownNumberError, content_of
 from lowtide.capture.optimizers.own_code import KEPT, attributes, containers_kept, own_attributes, refuse_undeclared, run
+from lowtide.capture.optimizers.refusals import containers_in, described, is_beside, refuse_kind, refuse_shared_containers, refuse_strangers
 from lowtide.capture.optimizers.scalars import Fact, Guard, Scalars, is_traced
 from lowtide.capture.optimizers.wrappers import begin, refuse_unknown_step
 from lowtide.errors import CaptureError
-from lowtide.ir.graph import Graph, Kind, Slot, Value
+from lowtide.ir.graph import Kind, Slot, Value
 from lowtide.kernels.optimizers import Optimizers, each_of
 
 # Attributes that some step of an optimizer changes, in the order in which that was seen.
 _moving: WeakKeyDictionary[torch.optim.Optimizer, dict[str, None]] = WeakKeyDictionary()
-_DEEPEST = 8  # of settings within one another
 LEAST_BYTES = 2**16  # state that is smaller stays on the device between steps, whatever is asked for
 
 
@@ -82,13 +81,13 @@ class Shadow:
         for each in each_of(optimizer):
             begin(each)
             refuse_unknown_step(each)
-            _refuse_kind(each)
-        _refuse_strangers(optimizer, names)
+            refuse_kind(each)
+        refuse_strangers(optimizer, names)
         state: dict[torch.Tensor, dict[str, Any]] = {}
         own: dict[Slot, Any] = {}
         contents: dict[int, Any] = {}
         beside = 0
-        _refuse_shared_containers(optimizer)
+        refuse_shared_containers(optimizer)
 
         def faked(entries: Any, slot: Slot, device: torch.device | None) -> Any:
             fake = mapped(lambda path, leaf: _fake_state(leaf, draft, within(slot, path), device), entries)
@@ -98,7 +97,7 @@ class Shadow:
 
         for number, each in enumerate(each_of(optimizer)):
             for key, entries in each.state.items():
-                if _is_beside(key, names):
+                if is_beside(key, names):
                     beside += len(entries)
                 elif isinstance(key, str):
                     slot = Slot("optimizer", (number, "state", key))
@@ -124,7 +123,7 @@ class Shadow:
         kinds: dict[Any, torch.Tensor] = {}
         for index, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
-                if not _is_beside(parameter, self.names):
+                if not is_beside(parameter, self.names):
                     kinds.setdefault((index, *self._kind(parameter)), parameter)
         return kinds
 
@@ -158,7 +157,7 @@ class Shadow:
         tensors: list[torch.Tensor] = []
         for index, group in enumerate(self.optimizer.param_groups if self.is_of_torch else ()):
             for parameter in group["params"]:
-                if not _is_beside(parameter, self.names):
+                if not is_beside(parameter, self.names):
                     fake = self.fakes[parameter]
                     mine = [item for item in (fake, fake.grad) if item is not None]
                     roots = [draft.content(each) for each in mine]
@@ -184,7 +183,7 @@ class Shadow:
             item = own_attributes(optimizer).get(str(name), getattr(type(optimizer), str(name), ABSENT))
             own[slot] = item if item is ABSENT else mapped(partial(_faked_at, draft, slot), item)
         changed = replace(self, own=own)
-        _refuse_shared_containers(self.optimizer, changed.attributes)
+        refuse_shared_containers(self.optimizer, changed.attributes)
         return changed
 
     def begin(self, draft: Draft, seed: int, reader: Reader | None = None, assumed: bool | None = None) -> Stepping:
@@ -199,10 +198,10 @@ class Shadow:
 
     def refuse_shared(self, index: int, key: str) -> None:
         """Raise CaptureError where groups have one list together, which the step has changed: each group's own would not be the others'."""
-        mine = {*_containers_in(self.optimizer.param_groups[index].get(key))}
+        mine = {*containers_in(self.optimizer.param_groups[index].get(key))}
         settings = [(other, name, item) for other, group in enumerate(self.optimizer.param_groups) for name, item in group.items()]
         others = (item for other, name, item in settings if name != "params" and (other, name) != (index, key))
-        if any(not mine.isdisjoint(_containers_in(item)) for item in others):
+        if any(not mine.isdisjoint(containers_in(item)) for item in others):
             raise CaptureError(f"the optimizer's step changes the list {key!r}, which its groups share: give each group one of its own")
 
     def _twin(
@@ -230,7 +229,7 @@ class Shadow:
         for key, item in {**self.optimizer.param_groups[index], **self.settings_of(index)}.items():
             if key == "params":
                 updated = item if self.sample is None else filter(self.sample.__contains__, item)
-                group[key] = [self.fakes[parameter] for parameter in updated if not _is_beside(parameter, self.names)]
+                group[key] = [self.fakes[parameter] for parameter in updated if not is_beside(parameter, self.names)]
             elif self.single_tensor and key in ("foreach", "fused"):
                 group[key] = False
             elif key == "initial_lr":  # a scheduler's note to itself
@@ -275,7 +274,7 @@ class Shadow:
                     own[slot] = changes.of_own(slot, stepping.own.get(slot, ABSENT), entries)
                 elif (parameter := real.get(key)) is None:
                     raise CaptureError(
-                        f"the optimizer keeps state under {_described(key)}, which is no parameter of the model: keep it under the "
+                        f"the optimizer keeps state under {described(key)}, which is no parameter of the model: keep it under the "
                         "parameters, or under a text"
                     )
                 else:
@@ -308,7 +307,7 @@ class Stepping:
         """What the step has come to. `facts`: on which it rests beside those that it was recorded with."""
         gradients = {address(fake.grad) for fake in self.shadow.fakes.values() if fake.grad is not None}
         shadow, changes = self.shadow, Changes(self.draft, self.scalars, gradients)
-        _refuse_shared_containers(self.twins)
+        refuse_shared_containers(self.twins)
         state, own = shadow.after(self, changes)
         settings = {(index, key): item for index, key, item in changes.of_settings(self.groups, self.twins.param_groups)}
         for index, key in settings:
@@ -341,77 +340,12 @@ def moving(optimizer: torch.optim.Optimizer) -> list[Slot]:
     return [Slot("optimizer", (number, name)) for number, each in enumerate(each_of(optimizer)) for name in _moving.get(each, ())]
 
 
-def _described(key: Any) -> str:
-    return f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
-
-
 def _content(item: Any) -> Any:
     if isinstance(item, (tuple, list)):
         return tuple(map(_content, item))
     with suppress(UnknownNumberError):
         return type(item), content_of(item)
     return (item.dtype, item.device, item.dim()) if isinstance(item, torch.Tensor) else repr(item)
-
-
-def refuse_idle(optimizer: torch.optim.Optimizer, graphs: Sequence[Graph], facts: Iterable[Fact], assigned: Iterable[Slot]) -> None:
-    """Raise CaptureError for a training step that would train nothing: neither now, nor when what it counts decides otherwise.
-
-    The first step may train nothing, where it only makes state. `assigned`: what steps put into their slots.
-    """
-    if any(before.storage.kind is Kind.PARAMETER for graph in graphs for node in graph.nodes for before, _ in node.writes):
-        return
-    decisive = (slot for fact in facts for slots in ([[fact.slot]] if isinstance(fact, Guard) else fact.applied) for slot in slots)
-    if not {*assigned}.isdisjoint(decisive):
-        return
-    names = " and ".join(type(each).__name__ for each in each_of(optimizer))
-    raise CaptureError(
-        f"the step of {names} changes no parameter: none of those in its groups has a gradient from this loss, or its "
-        "step does nothing; check `requires_grad` and which parameters it was given"
-    )
-
-
-def _containers_in(item: Any, around: tuple[int, ...] = ()) -> Iterator[int]:
-    """By id, those that can be written into. Raises CaptureError for one that holds itself."""
-    skeleton = Skeleton.of(item)
-    if skeleton is None:
-        return
-    if id(item) in around:
-        raise CaptureError(f"the optimizer keeps a {type(item).__name__} in its state that holds itself, which cannot be captured")
-    if skeleton.kind is not tuple:
-        yield id(item)
-    for _, each in skeleton.entries(item):
-        yield from _containers_in(each, (*around, id(item)))
-
-
-def _refuse_shared_containers(
-    optimizer: torch.optim.Optimizer, attributes: Callable[[int], Mapping[str, Slot]] = lambda number: {}
-) -> None:
-    """Raise CaptureError where a list or a dictionary lies in two places: what is written into one would not be in the other.
-
-    Looked at are states, and `attributes` of each optimizer that a step is given; settings and other attributes beside these.
-    """
-    places: list[Any] = []
-    for number, each in enumerate(each_of(optimizer)):
-        own = attributes(number)
-        places += (each.state[key] if isinstance(key, str) else [*each.state[key].values()] for key in each.state)
-        places += [item for name, item in own_attributes(each).items() if name in own] if own else []
-        if own:  # one of these may be reached by another name, too
-            others = [item for name, item in own_attributes(each).items() if name not in own and name != "state"]
-            beside = {id(item) for other in others for item in _holders_in(other)}
-            places += [item for name, item in own_attributes(each).items() if name in own and not beside.isdisjoint(_containers_in(item))]
-    count = Counter(number for each in places for number in _containers_in(each))
-    if count and max(count.values()) > 1:
-        raise CaptureError(
-            "the optimizer keeps one list or dictionary in several places, of which steps would make several: give each place its own"
-        )
-
-
-def _holders_in(item: Any, depth: int = 0) -> Iterator[Any]:
-    """Lists and dictionaries within one another, of any kind."""
-    if isinstance(item, (list, tuple, dict)) and depth < _DEEPEST:
-        yield item
-        for each in item.values() if isinstance(item, dict) else item:
-            yield from _holders_in(each, depth + 1)
 
 
 def _traced(item: Any, slot: Slot, scalars: Scalars) -> Any:
@@ -444,39 +378,3 @@ def _fake_state(item: Any, draft: Draft, slot: Slot, device: torch.device | None
     raise CaptureError(
         f"the optimizer's {slot} holds a {type(item).__name__}; tensors and numbers can be captured, and lists and dictionaries of them"
     )
-
-
-def _refuse_kind(optimizer: torch.optim.Optimizer) -> None:
-    name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise CaptureError(
-            f"{name} evaluates the model several times a step, as often as the data asks for: it cannot be captured; use a "
-            "first-order optimizer"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise CaptureError(f"{name} works on sparse gradients, which cannot be captured: use Adam, and embeddings with sparse=False")
-
-
-def _is_beside(key: Any, names: Mapping[torch.Tensor, str]) -> bool:
-    """Whether an optimizer's parameter is none of the model's: one that a layer made anew or a tied weight has left there.
-
-    Eager's step finds no gradient on it and leaves it alone, with its state. (A program that reads it is refused where it does.)
-    """
-    return isinstance(key, torch.nn.Parameter) and key not in names
-
-
-def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-    name = " and ".join(type(each).__name__ for each in each_of(optimizer))
-    places = ((at, number, item) for at, group in enumerate(optimizer.param_groups) for number, item in enumerate(group["params"]))
-    beside = [f"parameter {number} of group {at}, of shape {tuple(item.shape)}" for at, number, item in places if item not in names]
-    if beside and len(beside) == sum(len(group["params"]) for group in optimizer.param_groups):
-        raise CaptureError(
-            f"no parameter of {name} is one of the model's ({beside[0]}): hold all that is trained in one module. If they were, the model "
-            f"has others in their place now (as load_state_dict(assign=True) leaves), which {name} does not train, in eager PyTorch "
-            "neither: make the optimizer anew"
-        )
-    if beside:
-        warn(f"{beside[0]} of {name} is no parameter of the model: steps do not train it, as in eager PyTorch")
-    keys = (key for key in optimizer.state if not isinstance(key, str) and key not in names and not _is_beside(key, names))
-    if (stranger := next(keys, None)) is not None:
-        raise CaptureError(f"{name} keeps state under {_described(stranger)}, which is no parameter of the model: it cannot be captured")
