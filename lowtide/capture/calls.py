@@ -309,3 +309,11 @@ def why_untraceable(func: OpOverload, error: Exception) -> str:
     if "nested" in name:
         return f"{name} at {line} {NESTED}"
     return f"{name} at {line} cannot be run without data: {error}"
+
+
+def instead_of(func: OpOverload) -> str:
+    """What gives a new tensor in the place of an operator that writes, in words."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    if name.startswith("_") or not hasattr(torch, name):
+        return "make a new tensor of what it should hold, and go on with that"
+    return f"use torch.{name}(...), which returns a new tensor, and go on with that"

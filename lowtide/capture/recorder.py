@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from lowtide.capture.blocks import address, covers, geometry, in_memory_order, i
 from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import copies, draw
-from lowtide.capture.care.harm import behind, in_order_of_harm, needed
+from lowtide.capture.care.harm import Chain, behind, in_order_of_harm, needed
 from lowtide.capture.care.instances import refuse_remembered
 from lowtide.capture.control import Scripts
 from lowtide.capture.data import data_shapes as shaped
@@ -61,17 +61,6 @@ class _Functional(NamedTuple):
     results: list[Any]  # under fake tensors
 
 
-@dataclass
-class _Chain:
-    """Nodes that keep their order, each behind the last one."""
-
-    last: Node | None = None
-
-    def next(self, node: Node) -> Node:
-        self.last = node if self.last is None else replace(node, after=(*node.after, self.last))
-        return self.last
-
-
 class Recorder(TorchDispatchMode):
     """Records what runs under it. `fork()` gives an independent continuation from the same point."""
 
@@ -86,7 +75,7 @@ class Recorder(TorchDispatchMode):
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._repeats = Repeats()
-        self._draws, self._collectives, self._sums = _Chain(), _Chain(), gradients.GradientSums()
+        self._draws, self._collectives, self._sums = Chain(), Chain(), gradients.GradientSums()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:
@@ -274,7 +263,9 @@ class Recorder(TorchDispatchMode):
         before = geometry(args[0])
         out = func(*args, **kwargs)
         if self.draft.owns(args[0]) and geometry(args[0]) != before:
-            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} reshapes a tensor of the caller: {_instead_of(func)}")
+            raise CaptureError(
+                f"operator {calls.name_of(func)} at {users_line()} reshapes a tensor of the caller: {calls.instead_of(func)}"
+            )
         return out
 
     def _set(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -319,7 +310,7 @@ class Recorder(TorchDispatchMode):
         form = calls.functional_form(func)
         if any(owned) or form is None or calls.written_positions(form, args):
             reason = "writes tensors of the caller and of the step in one call" if any(owned) else "has no functional form"
-            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} {reason}: {_instead_of(func)}")
+            raise CaptureError(f"operator {calls.name_of(func)} at {users_line()} {reason}: {calls.instead_of(func)}")
         keywords, read = self._keywords(form, recorded, written, targets[0], kwargs)
         return _Functional(form, (recorded[0], keywords), tensors_in(self._results_of(form, (recorded[0], keywords), args, read)))
 
@@ -453,11 +444,3 @@ class Recorder(TorchDispatchMode):
                 )
             node = self._draws.next(node)
         self.draft.nodes.append(self._collectives.next(node) if begins_collective(node) else node)
-
-
-def _instead_of(func: OpOverload) -> str:
-    """What gives a new tensor in the place of an operator that writes, in words."""
-    name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    if name.startswith("_") or not hasattr(torch, name):
-        return "make a new tensor of what it should hold, and go on with that"
-    return f"use torch.{name}(...), which returns a new tensor, and go on with that"

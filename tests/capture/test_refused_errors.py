@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import lowtide
-from lowtide.capture.recorder import _instead_of
+from lowtide.capture.calls import instead_of
 from tests.refusals import WHERE, refused, square
 
 
@@ -113,7 +113,7 @@ def test_the_operator_that_a_refusal_names_is_there():
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
         if name.endswith("_") and not name.startswith("_") and hasattr(packet, "overloads"):
-            told = _instead_of(getattr(packet, packet.overloads()[0]))
+            told = instead_of(getattr(packet, packet.overloads()[0]))
             named = re.findall(r"torch\.(\w+)", told)
             assert all(hasattr(torch, each) and not each.endswith("_") for each in named)
             assert named or "new tensor" in told

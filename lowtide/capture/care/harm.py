@@ -14,7 +14,7 @@ optimizer state are written by the optimizer, and that comes after all of those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lowtide.capture import calls
 from lowtide.ir.graph import Kind, Node, Value
@@ -137,3 +137,14 @@ def behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
     at = nodes.index(stop) + 1
     acts = [bool(node.writes) or is_random(node) or is_collective(node) or may_fail(node) for node in nodes[at:]]
     return nodes[:at] + [replace(node, after=(*node.after, stop)) if act else node for node, act in zip(nodes[at:], acts, strict=True)]
+
+
+@dataclass
+class Chain:
+    """Nodes that keep their order, each behind the last one."""
+
+    last: Node | None = None
+
+    def next(self, node: Node) -> Node:
+        self.last = node if self.last is None else replace(node, after=(*node.after, self.last))
+        return self.last
