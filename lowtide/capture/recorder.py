@@ -26,7 +26,7 @@ from lowtide.capture.blocks import address, covers, geometry, in_memory_order, i
 from lowtide.capture.calls import results_of, targets_of, tensors_in, without_generators
 from lowtide.capture.care.failures import mark
 from lowtide.capture.care.generators import copies, draw
-from lowtide.capture.care.harm import Chain, behind, in_order_of_harm, needed
+from lowtide.capture.care.harm import NodeChain, behind, in_order_of_harm, needed
 from lowtide.capture.care.instances import refuse_remembered
 from lowtide.capture.control import Scripts
 from lowtide.capture.data import data_shapes as shaped
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
         self.wholes: WholeTensors | None = None  # tensors of which each rank holds a part
         self.stop: Node | None = None  # that ends the program early: what acts after it in the program does so in every order
         self._repeats = Repeats()
-        self._draws, self._collectives, self._sums = Chain(), Chain(), gradients.GradientSums()
+        self._draws, self._collectives, self._sums = NodeChain(), NodeChain(), gradients.GradientSums()
         self._before_loss: frozenset[Node] | None = None  # what the program runs before its last loss exists; None where it has none
 
     def fork(self) -> Recorder:

@@ -140,7 +140,7 @@ def behind(stop: Node | None, nodes: list[Node]) -> list[Node]:
 
 
 @dataclass
-class Chain:
+class NodeChain:
     """Nodes that keep their order, each behind the last one."""
 
     last: Node | None = None
