@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import GradientEdge
 
@@ -38,6 +39,7 @@ def as_on(name: str, capability: tuple[int, int], memory_bytes: int, engine: Any
     without_device = property(for_this_thread(lambda _: True, vars(FakeTensorMode)["avoid_device_init"].fget))
     functions: list[tuple[Any, str, Replacing]] = [
         *((torch.cuda, function, partial(_always, answer)) for function, answer in _answers(name, capability, memory_bytes).items()),
+        (fake_tensor, "init_gpu_context", partial(_always, None)),  # torch 2.11 does not ask the mode whether it may
         (torch.autograd, "_engine_run_backward", lambda _: partial(_backward, engine)),
         (torch._C, "_current_graph_task_id", lambda _: engine.current),
         (torch._C, "_current_autograd_node", lambda usual: lambda: evaluated() or usual()),
@@ -64,6 +66,7 @@ def _answers(name: str, capability: tuple[int, int], memory_bytes: int) -> dict[
         "is_bf16_supported": major >= 8,
         "get_device_name": name,
         "get_device_capability": capability,
+        "is_current_stream_capturing": False,
         "synchronize": None,
         "get_device_properties": SimpleNamespace(name=name, major=major, minor=minor, total_memory=memory_bytes),
     }
