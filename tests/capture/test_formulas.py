@@ -336,7 +336,7 @@ def test_what_follows_from_shapes_alone(name):
     trained_alike(SHAPED[name], torch.randn(3, 4), OTHER)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, at its first derivative
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, at its first derivative
 def test_a_derivative_taken_forwards():
     """ATen adds tensors on the meta device on the way: nothing of theirs can be measured, and nothing of them is in the program."""
 
@@ -358,7 +358,7 @@ FORWARDS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_zeros_without_memory_have_none_to_take_over():
     """As in networks that learn an equation: `add` would leave its result in such zeros, where they die."""
 
@@ -373,7 +373,7 @@ def test_zeros_without_memory_have_none_to_take_over():
     check(make)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize("name", FORWARDS)
 def test_views_of_zeros_without_memory(name):
     """Forward derivatives have such zeros; ATen makes views of them beneath a capture, which saw tensors of the meta device."""

@@ -115,7 +115,7 @@ SCRIPTED = {
 
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("make", SCRIPTED.values(), ids=SCRIPTED)
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torch_script(make, trains):
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

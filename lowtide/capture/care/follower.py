@@ -244,7 +244,7 @@ class Follower(Findings):
             else:
                 self._followed[id(item)] = item  # `nn.Module` itself notes what is read
             return
-        if all(base.__module__.partition(".")[0] == _PACKAGE for base in cls.__mro__[:-1]):
+        if all(f"{base.__module__}.".startswith(f"{_PACKAGE}.") for base in cls.__mro__[:-1]):  # of functions of C it is no text
             self._closed.append(item)
             return
         if not noted(cls, self.classes):

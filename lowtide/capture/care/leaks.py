@@ -97,7 +97,8 @@ def _fakes_on(alive: dict[int, Storage]) -> _Path:
 
 def _referrers(*items: Any) -> list[Any]:
     """Who holds one of these objects, but for the frames and lists of this search."""
-    return [holder for holder in gc.get_referrers(*items) if not isinstance(holder, types.FrameType) and type(holder) is not _Path]
+    holders = gc.get_referrers(*items)
+    return [each for each in holders if each is not items and not isinstance(each, types.FrameType) and type(each) is not _Path]
 
 
 class _Path(list[Any]):

@@ -16,7 +16,8 @@ import builtins
 import dis
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import ge, gt, le, lt
 from types import CodeType, FrameType
@@ -63,17 +64,41 @@ def _is_machinery(module: str) -> bool:
 
 
 def _check_at(frame: FrameType) -> DataCheck | None:
-    where = f"{frame.f_code.co_name}: {linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()}{_subject(frame)}"
     if frame.f_code.co_filename == constraints.__file__:
-        return DataCheck(True, "ValueError", where)  # whoever has a constraint checked raises where any of it does not hold
-    code = _Code(frame.f_code)
-    at = code.after_question(frame.f_lasti)
-    if at is None:
+        return DataCheck(True, "ValueError", _where(frame))  # whoever has a constraint checked raises where any of it does not hold
+    branch = _branch(frame)
+    if branch is None:
         return None
+    frame, code, at, as_asked = branch
     jump = code.instructions[at]
     ways = {"IF_TRUE" in jump.opname: code.raised(code.index[jump.argval]), "IF_TRUE" not in jump.opname: code.raised(at + 1)}
     raising = [answer for answer, names in ways.items() if names is not None]
-    return DataCheck(not raising[0], _error(ways[raising[0]] or (), frame), where) if len(raising) == 1 else None
+    return DataCheck(raising[0] is not as_asked, _error(ways[raising[0]] or (), frame), _where(frame)) if len(raising) == 1 else None
+
+
+def _branch(asking: FrameType) -> tuple[FrameType, _Code, int, bool] | None:
+    """The function that branches upon the answer, its code, where, and whether by the answer itself or by its `not`; functions that only
+    return the answer, or its `not`, hand it on."""
+    frame: FrameType | None = asking
+    code = _Code(asking.f_code)
+    at, as_asked = code.after_question(asking.f_lasti, asking.f_globals), True
+    while at is not None and frame is not None:
+        after = code.instructions[at]
+        if after.opname == "UNARY_NOT":
+            at, as_asked = at + 1, not as_asked
+        elif after.opname == "TO_BOOL":
+            at += 1
+        elif after.opname == "RETURN_VALUE" and (frame := frame.f_back) is not None:
+            code = _Code(frame.f_code)
+            at = code.after_call(frame.f_lasti)
+        else:
+            branches = after.opname.startswith("POP_JUMP") and "NONE" not in after.opname
+            return (frame, code, at, as_asked) if branches and frame is not None else None
+    return None
+
+
+def _where(frame: FrameType) -> str:
+    return f"{frame.f_code.co_name}: {linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()}{_subject(frame)}"
 
 
 def _subject(frame: FrameType) -> str:
@@ -93,18 +118,30 @@ class _Code:
         self.instructions = list(dis.get_instructions(code))
         self.index = {instruction.offset: at for at, instruction in enumerate(self.instructions)}
 
-    def after_question(self, offset: int) -> int | None:
-        """The branch upon the answer to what is asked at an offset: by a tensor's truth, or by its `item()`."""
+    def after_question(self, offset: int, names: Mapping[str, Any]) -> int | None:
+        """What follows a question at an offset: by a tensor's truth, its `item()`, or `bool`, which `names` may have as another's."""
         at = self.index.get(offset)
         if at is None:
             return None
         if self.instructions[at].opname.startswith("CALL"):
-            if "item" not in [instruction.argval for instruction in self.instructions[max(0, at - 3) : at]]:
-                return None
-            at += 1
-        if self.instructions[at].opname == "TO_BOOL":
-            at += 1
-        return at if self.instructions[at].opname.startswith("POP_JUMP") and "NONE" not in self.instructions[at].opname else None
+            of_tensor = "item" in [instruction.argval for instruction in self.instructions[max(0, at - 3) : at]]
+            return at + 1 if of_tensor or ("bool" not in names and self._called(at) == "bool") else None
+        # Python 3.13 compares and asks at once
+        return at + 1 if self.instructions[at].opname == "COMPARE_OP" else at
+
+    def after_call(self, offset: int) -> int | None:
+        """What follows the call that runs; Python 3.11 stands at the end of it."""
+        at = bisect_right(self.instructions, offset, key=lambda each: each.offset) - 1
+        return at + 1 if self.instructions[at].opname.startswith("CALL") else None
+
+    def _called(self, at: int) -> str | None:
+        """The name of the function that is called there, if it is a global one."""
+        first, left = at, dis.stack_effect(self.instructions[at].opcode, self.instructions[at].arg, jump=False)
+        while left < 1 and first:  # a call and its arguments leave one value
+            first -= 1
+            left += dis.stack_effect(self.instructions[first].opcode, self.instructions[first].arg, jump=False)
+        loads = (each for each in self.instructions[first : first + 2] if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        return next((each.argval for each in loads), None)
 
     def raised(self, start: int) -> tuple[str, ...] | None:
         """The names that are loaded from an instruction on, if every way from there ends by raising."""
