@@ -62,17 +62,15 @@ def remembered(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         if layouts is not None and len(_known) < _MOST:
             _known[key] = layouts
         return out
-    data = list[torch.Tensor]()
+    data, mode = list[torch.Tensor](), tensors[0].fake_mode
     if True in known_data:  # of few elements, with which fake kernels go on computing
         with no_dispatch():
             data = pieces_of(func(*_data(args), **{name: _data(item) for name, item in kwargs.items()}))
     if kind is WRITTEN:
         return args[0] if func._schema.returns else None
-    fakes = fakes_of(func, layouts, tensors[0])
-    for fake, real in zip(fakes, data, strict=False):
-        fake.constant = real
-        fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
-    return structured(func, fakes)
+    # The converter knows later of what data others are views.
+    fakes = [mode.fake_tensor_converter.from_real_tensor(mode, each, make_constant=True) for each in data]
+    return structured(func, fakes or fakes_of(func, layouts, tensors[0]))
 
 
 def _data(item: Any) -> Any:

@@ -158,6 +158,17 @@ def test_what_a_tensor_is_known_to_hold_is_computed_with():
             assert remembered(add, (count, unknown), {}, add).constant is None
 
 
+def test_views_of_what_is_known_to_be_held_lie_on_it_each_time():
+    cumsum, part = torch.ops.aten.cumsum.default, torch.ops.aten.slice.Tensor
+    for real in torch.tensor([3]), torch.tensor([3]):
+        with FakeTensorMode() as mode:
+            count = mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
+            total = remembered(cumsum, (count, 0), {}, cumsum)
+            view = remembered(part, (total, 0, 0, 1), {}, part)
+            assert view.item() == total.item() == 3
+            assert view.untyped_storage()._cdata == total.untyped_storage()._cdata != count.untyped_storage()._cdata
+
+
 class Widened(nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a.bitwise_xor_(b)

@@ -104,6 +104,19 @@ def variance(h: Tensor) -> None:
     functional.gaussian_nll_loss(h, h, h.square().where(h == h, -1))
 
 
+def handed_on(h: Tensor) -> None:
+    if is_bad(h):
+        raise ArithmeticError(f"{len(h)} rows")
+
+
+def is_bad(h: Tensor) -> bool:
+    return not is_fine(h)
+
+
+def is_fine(h: Tensor) -> bool:
+    return bool(torch.isfinite(h).all()) if h.dim() else False
+
+
 @pytest.mark.parametrize(
     ("looks", "error", "words"),
     [
@@ -112,12 +125,15 @@ def variance(h: Tensor) -> None:
         (own, OverflowError, "if not ok"),
         (variance, ValueError, "if .*var"),
         (normal, ValueError, r"loc of Normal, expected Real"),
+        (handed_on, ArithmeticError, "if is_bad"),
     ],
-    ids=["no_nan", "raised", "own", "variance", "normal"],
+    ids=["no_nan", "raised", "own", "variance", "normal", "handed_on"],
 )
 @pytest.mark.parametrize("limit", [None, "1MB"])
 def test_a_step_raises_what_the_program_would_and_changes_what_it_would(looks, error, words, limit, capsys):
     """Statistics are updated before the program looks, parameters are not. Under a limit nothing is counted or shown."""
+    for _ in range(20 if limit else 0):  # what runs often, Python runs by other instructions
+        looks(X.clone())
     ends, told, shown = [], [], []
     for optimized in (False, True):
         torch.manual_seed(0)

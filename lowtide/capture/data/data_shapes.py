@@ -88,6 +88,8 @@ def _branch(asking: FrameType) -> tuple[FrameType, _Code, int, bool] | None:
             at, as_asked = at + 1, not as_asked
         elif after.opname == "TO_BOOL":
             at += 1
+        elif after.opname == "JUMP_FORWARD":
+            at = code.index[after.argval]
         elif after.opname == "RETURN_VALUE" and (frame := frame.f_back) is not None:
             code = _Code(frame.f_code)
             at = code.after_call(frame.f_lasti)
@@ -123,6 +125,7 @@ class _Code:
         at = self.index.get(offset)
         if at is None:
             return None
+        at += self.instructions[at].opname == "PRECALL"  # of Python 3.11, where a call that was made often is made at once
         if self.instructions[at].opname.startswith("CALL"):
             of_tensor = "item" in [instruction.argval for instruction in self.instructions[max(0, at - 3) : at]]
             return at + 1 if of_tensor or ("bool" not in names and self._called(at) == "bool") else None
@@ -132,6 +135,7 @@ class _Code:
     def after_call(self, offset: int) -> int | None:
         """What follows the call that runs; Python 3.11 stands at the end of it."""
         at = bisect_right(self.instructions, offset, key=lambda each: each.offset) - 1
+        at += self.instructions[at].opname == "PRECALL"
         return at + 1 if self.instructions[at].opname.startswith("CALL") else None
 
     def _called(self, at: int) -> str | None:
