@@ -159,7 +159,8 @@ def _row(how: str, ways: Mapping[str, Way], peaks_bytes: Mapping[str, int], batc
     row |= {"time_to_ddp": _ratio(way, ways[_reference(how)]), "time_to_fsdp2": _ratio(way, ways[FSDP])}
     if way.step is None:
         return row | {"measured_mib": peaks_bytes[how] / 2**20}
-    with warnings.catch_warnings(action="ignore"):  # that it trains
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it trains
         measured_bytes = statistics.median(way.step.measure(**batch).peak_bytes for _ in range(_MEASURED))
     promised_bytes, bound_bytes = way.step.plan.peak_bytes, _bound_bytes(how, peaks_bytes, way.weights)
     return row | {

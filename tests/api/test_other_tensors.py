@@ -177,10 +177,16 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
+def eager_can(kind: str, mode: str) -> None:
+    if kind == "step" and "meta" in mode and torch.__version__ < "2.12":
+        pytest.skip("this torch's AdamW counts its steps on the default device")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_modes_change_no_number(kind, mode):
     """Those under which the program is the same; made and called within, called outside and within again."""
+    eager_can(kind, mode)
     model = net()
     losses, optimizer = [], torch.optim.AdamW(model.parameters(), foreach=False)
     if kind == "step":
@@ -204,6 +210,7 @@ def test_modes_change_no_number(kind, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["step", "generated"])
 def test_modes_around_a_capture_change_no_number(kind, mode):
+    eager_can(kind, mode)
     expected = made(kind)(X)
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

@@ -117,7 +117,8 @@ def in_shards(shard: str, optimizer: Any) -> tuple[bool, bool, float, float]:
         with step.gathered():
             weights = [parameter.detach().clone() for parameter in model.parameters()]
         found.append((losses, weights, step.plan.peak_bytes))
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         # A thread of gloo's that is not scheduled for a while holds on to a bucket after it was waited for.
         measured_bytes = min(step.measure(*data[0]).peak_bytes for _ in range(4))
     (losses, weights, peak_bytes), (others, sharded, promised_bytes) = found

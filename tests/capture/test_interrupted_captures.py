@@ -73,6 +73,8 @@ class SetAside(Interruption):
             self.count += frame.f_back.f_code.co_name == "ask"  # of `real`
             if self.count == self.at:
                 self.at = None
+                if sys.version_info < (3, 11):
+                    frame.f_locals.clear()  # which are made for this function alone, and last as long as the error
                 raise self.error
 
 

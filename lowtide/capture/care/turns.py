@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -111,7 +112,9 @@ def _undo(mark: int) -> None:
 def replaced(owner: Any, name: str, of: Replacing) -> AbstractContextManager[None]:
     """While this lasts, `owner.name` is for this thread what `of` makes of it, and for all others what it was."""
     before = getattr(owner, name)
-    return placed(owner, name, for_this_thread(of(before), before))
+    item = for_this_thread(of(before), before)
+    unbound = isinstance(owner, type) and isinstance(before, types.BuiltinFunctionType)  # as in a class a function of C stays
+    return placed(owner, name, staticmethod(item) if unbound else item)
 
 
 @contextmanager

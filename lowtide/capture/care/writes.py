@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import pathlib
 import queue
 import reprlib
 import socket
@@ -23,6 +24,7 @@ from lowtide.capture.care.turns import all_replaced, listed
 from lowtide.capture.sources import asker, is_library, users_line
 from lowtide.errors import CaptureError
 
+_PATHS = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10, where paths have functions of `os` and `io` of their own
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _refused: list[list[CaptureError]] = []  # of the captures under way, the innermost last
 
@@ -31,7 +33,10 @@ _refused: list[list[CaptureError]] = []  # of the captures under way, the innerm
 def outside_unchanged() -> Iterator[None]:
     """Raise CaptureError where what runs inside would change something outside of Python, also where the program catches it."""
     refused: list[CaptureError] = []
-    calls = ((owner, name, partial(_refusing, f"{owner.__name__}.{name}", changes)) for (owner, name), changes in _CALLS.items())
+    of_files = ((name, changes) for (owner, name), changes in _CALLS.items() if owner is (io if name == "open" else os))
+    of_paths = {(_PATHS, name): changes for name, changes in of_files if hasattr(_PATHS, name)}
+    items = (_CALLS | of_paths).items()
+    calls = ((owner, name, partial(_refusing, f"{owner.__name__}.{name}", changes)) for (owner, name), changes in items)
     with listed(_refused, refused), all_replaced(calls):
         yield
         if refused:
