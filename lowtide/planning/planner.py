@@ -216,7 +216,10 @@ class Planner:
         if known[-1] is None:
             remembered = SearchCache.of(self._all(request), request)
             archive = None if remembered is None else remembered.recall()
-            known[-1] = archive or CandidateArchive.bare(self._candidates(len(self.programs) - 1, request), request)
+            if archive is None:
+                self._order(replace(request, budget=Budget()))  # as without a limit, as no plan within one takes more
+                archive = CandidateArchive.bare(self._candidates(len(self.programs) - 1, request), request)
+            known[-1] = archive
 
     def _keep(self, main: CandidateArchive, request: Request) -> None:
         remembered = SearchCache.of(self._all(request), request)
