@@ -140,7 +140,11 @@ def refuse_batch_leaf(leaf: tree.Leaf) -> None:
     """Raise CaptureError for a tensor whose gradient somebody may wait for. Who asks for a capture has looked that it is a plain one."""
     tensor: torch.Tensor = leaf.value
     if tensor.requires_grad:
-        raise CaptureError(f"batch{leaf.where} requires gradients, which a captured step does not return: pass it detached")
+        raise CaptureError(
+            f"batch{leaf.where} requires gradients, which a captured step does not return: pass it detached. Where the loss differentiates by "
+            "it (torch.autograd.grad), let the loss begin with `x = x.detach().requires_grad_()`; where an optimizer trains it, hold it in "
+            "the model as a parameter"
+        )
 
 
 def refuse_changed_batch(batch: Any, before: list[tree.Leaf]) -> None:

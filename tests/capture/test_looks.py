@@ -179,7 +179,7 @@ def test_what_is_written_must_fit_each_time():
     """The fake kernel gives it the size of the result, where the real one raises."""
     given = Given((torch.ones(5, 1, dtype=torch.int64), torch.ones(5, dtype=torch.int64)), {}, torch.device("cpu"))
     for _ in range(2):
-        with pytest.raises(CaptureError, match="another size|the broadcast shape"):
+        with pytest.raises(CaptureError, match=r"another size|the broadcast shape"):
             capture_inference(Widened(), given)
 
 

@@ -148,7 +148,8 @@ def _text_of(leaf: torch.Tensor, where: str) -> str:
     return (
         f"a backward pass leads to a tensor of shape {tuple(leaf.shape)} that requires gradients{where}, and is not a parameter of the "
         "model: eager PyTorch would leave a gradient on it, a step does not. If the optimizer is to train it, hold it in the model "
-        "(one nn.Module that has both networks). If not, as a teacher's or a critic's weights: `network.requires_grad_(False)` before "
+        "(one nn.Module that has both networks). If the loss alone differentiates by it (torch.autograd.grad), let the loss do so by "
+        "`x = x.detach().requires_grad_()`. If not, as a teacher's or a critic's weights: `network.requires_grad_(False)` before "
         "lowtide.optimize keeps the gradient that goes through it, torch.no_grad() or .detach() stops that"
     )
 
