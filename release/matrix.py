@@ -39,12 +39,13 @@ CELLS = (
     "python3.13:2.11.0:5.22.2",
     "python3.13:2.15.0:5.24.0",
 )
-# What breaks first where torch or transformers moves: torch's private names, capture, plans, bits, generated kernels, files, frameworks.
+# What breaks first where Python, torch or transformers moves: torch's private names, how programs are followed, plans, bits, generated
+# kernels, files, frameworks.
 TESTS = (
-    "tests/test_private_torch.py", "tests/test_tiny.py", "tests/api/test_exactness.py", "tests/api/test_promises.py",
+    "tests/test_private_torch.py", "tests/capture", "tests/test_tiny.py", "tests/api/test_exactness.py", "tests/api/test_promises.py",
     "tests/saved/test_saved.py", "tests/integrations/test_trainer.py", "tests/integrations/test_dynamo.py",
 )  # fmt: skip
-_TOOLS = ("pytest", "hypothesis", "accelerate", "peft", "expecttest")
+_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "accelerate", "peft", "expecttest")
 _VERSIONS = (
     "import json, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in ('torch', 'transformers', 'numba', 'numpy')}))"
 )
@@ -108,7 +109,7 @@ def _tried(answer: Answer, python: str, folder: Path, home: Path) -> Answer:
     settings = {"OMP_NUM_THREADS": "1", "LOWTIDE_CACHE": str(folder / "cache"), "CI": "1"}
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     written = folder / "answers.xml"
-    options = ["-q", "-o", f"faulthandler_timeout={_HANGS_S}", "--junitxml", str(written)]
+    options = ["-q", "-o", f"faulthandler_timeout={_HANGS_S}", "-n", "auto", "--dist", "loadgroup", "--junitxml", str(written)]
     tested = subprocess.run([here, "-m", "pytest", *options, *TESTS], cwd=source, env=clean | settings)
     if not written.exists():
         return replace(answer, **found, failed=(f"pytest ended with {tested.returncode} before its end",))
@@ -161,8 +162,8 @@ def page(found: Sequence[Answer]) -> str:
             "# Versions",
             "",
             "lowtide runs on Python 3.10 to 3.13 with torch 2.11 or later. `python -m release.matrix` tries that. Each row is an",
-            f"environment of its own with what the registry had, and the core of the tests in it: {len(TESTS)} files on private names of",
-            "torch, capture, plans, bits, generated kernels, saved functions, Trainer and torch.compile. CI runs all tests on one.",
+            "environment of its own with what the registry had, and the core of the tests in it: private names of torch, how programs",
+            "are followed, plans, bits, generated kernels, saved functions, Trainer and torch.compile. CI runs all tests on one.",
             "",
             *lines,
             *map(row, found),
