@@ -6,7 +6,7 @@ slots, values by the nodes that make them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -33,12 +33,22 @@ def is_same(one: Draft, two: Draft) -> bool:
 def _differences(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
     one, two = (_NamedProgram(each.graph.inputs, each.slots, each.graph.nodes, each.constants) for each in (before, now))
     yield from _computed(one, two)
-    results = ([*map(each.text, step.graph.outputs), *step.computed] for each, step in ((one, before), (two, now)))
-    if next(results) != next(results) or before.assigned != now.assigned:
+    both = frozenset(before.assigned).intersection(now.assigned)
+    (slots, values), (new_slots, new_values) = _kept(before, both), _kept(now, both)
+    if slots != new_slots or [*map(one.text, values), *before.computed] != [*map(two.text, new_values), *now.computed]:
         yield "which of its values the program returns or keeps has changed"
     if before.outputs.words != now.outputs.words:
         yield "what the program puts into lists, dictionaries and attributes has changed"
     yield from _returned(before, now)
+
+
+def _kept(step: CapturedStep, both: Collection[Slot]) -> tuple[list[Slot], list[Value]]:
+    """The model's places that get something, and what the program returns and puts there. A tensor of the caller's that is put into an
+    attribute (`self.last = self.buffer`) lies there from then on, so that only the first capture sees it change."""
+    own, at = {value.storage for value in step.graph.inputs}, len(step.graph.outputs) - len(step.assigned)
+    pairs = zip(step.assigned, step.graph.outputs[at:], strict=True)
+    left = [(slot, value) for slot, value in pairs if slot in both or slot.table != "attribute" or value.storage not in own]
+    return [slot for slot, _ in left], [*step.graph.outputs[:at], *(value for _, value in left)]
 
 
 def _computed(one: _NamedProgram, two: _NamedProgram) -> Iterator[str]:

@@ -385,3 +385,27 @@ def test_a_tensor_reshaped_in_place():
 def test_the_callers_tensor_reshaped_in_place_is_refused():
     with pytest.raises(lowtide.CaptureError, match=r"aten.t_.default at .*test_aliasing.py:\d+ reshapes a tensor of the caller"):
         optimized(lambda model, x: x.t_() * 1, torch.ones(2, 3))
+
+
+class Shows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.which = nn.Linear(3, 3), 0
+        self.register_buffer("one", torch.ones(3))
+        self.register_buffer("two", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.one.mul_(0.9), self.two.mul_(0.8)
+        self.last = self.two if self.which else self.one
+        return self.linear(x) * self.one
+
+
+def test_a_buffer_that_is_an_attribute_from_the_first_step_on_is_no_change_of_the_program() -> None:
+    """A warning would be an error here."""
+    model, x = Shows(), torch.ones(2, 3)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    step = lowtide.optimize(model, (x,), loss=lambda model, x: model(x).sum(), optimizer=optimizer)
+    for which in (0, 0, 0, 1, 1):
+        model.which = which
+        step(x)
+        assert model.last is (model.two if which else model.one)

@@ -108,12 +108,13 @@ def test_an_iterator_that_nobody_takes_from_is_let_through():
     assert next(waiting) == 0
 
 
+DATA = sqlite3.connect(":memory:")  # which somebody holds: Python 3.13 warns of one that nobody has closed
 OPAQUE: dict[str, Callable[[], Iterator[Any]]] = {
     "matches": lambda: re.finditer("a", "aaaa"),
     "calls": lambda: iter(filled(queue.SimpleQueue()).get, None),
     "memory": lambda: iter(memoryview(b"abcd")),
     "rows": lambda: csv.reader(io.StringIO("1\n2\n3\n4\n")),
-    "answers": lambda: sqlite3.connect(":memory:").execute("values (1), (2), (3), (4)"),
+    "answers": lambda: DATA.execute("values (1), (2), (3), (4)"),
 }
 
 
