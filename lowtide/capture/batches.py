@@ -141,9 +141,9 @@ def refuse_batch_leaf(leaf: tree.Leaf) -> None:
     tensor: torch.Tensor = leaf.value
     if tensor.requires_grad:
         raise CaptureError(
-            f"batch{leaf.where} requires gradients, which a captured step does not return: pass it detached. Where the loss differentiates by "
-            "it (torch.autograd.grad), let the loss begin with `x = x.detach().requires_grad_()`; where an optimizer trains it, hold it in "
-            "the model as a parameter"
+            f"batch{leaf.where} requires gradients, which a captured step does not return: pass it detached. Where the loss differentiates "
+            "by it (torch.autograd.grad), let the loss begin with `x = x.detach().requires_grad_()`; where an optimizer trains it, hold it "
+            "in the model as a parameter"
         )
 
 
