@@ -117,6 +117,20 @@ def is_fine(h: Tensor) -> bool:
     return bool(torch.isfinite(h).all()) if h.dim() else False
 
 
+def test_an_answer_that_another_function_takes_is_no_check():
+    """Of several answers one may do: the program goes on where a check of each would raise."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        h = model(x)
+        if not any(map(is_fine, (h, h.detach()))):
+            raise ArithmeticError
+        return h.square().mean()
+
+    model = Heads()
+    with pytest.raises(lowtide.CaptureError, match="control flow depends on data"):
+        lowtide.optimize(model, (X,), loss=loss, optimizer=optim.SGD(model.parameters(), 0.1), planning=PLAIN)
+
+
 @pytest.mark.parametrize(
     ("looks", "error", "words"),
     [

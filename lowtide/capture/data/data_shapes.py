@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
+import itertools
 import linecache
 import sys
 from bisect import bisect_right
@@ -90,9 +92,10 @@ def _branch(asking: FrameType) -> tuple[FrameType, _Code, int, bool] | None:
             at += 1
         elif after.opname == "JUMP_FORWARD":
             at = code.index[after.argval]
-        elif after.opname == "RETURN_VALUE" and (frame := frame.f_back) is not None:
+        elif after.opname == "RETURN_VALUE" and frame.f_back is not None:
+            function, frame = frame.f_code, frame.f_back
             code = _Code(frame.f_code)
-            at = code.after_call(frame.f_lasti)
+            at = code.after_call(frame.f_lasti, function)
         else:
             branches = after.opname.startswith("POP_JUMP") and "NONE" not in after.opname
             return (frame, code, at, as_asked) if branches and frame is not None else None
@@ -128,24 +131,30 @@ class _Code:
         at += self.instructions[at].opname == "PRECALL"  # of Python 3.11, where a call that was made often is made at once
         if self.instructions[at].opname.startswith("CALL"):
             of_tensor = "item" in [instruction.argval for instruction in self.instructions[max(0, at - 3) : at]]
-            return at + 1 if of_tensor or ("bool" not in names and self._called(at) == "bool") else None
+            return at + 1 if of_tensor or ("bool" not in names and self._called(at) == ["bool"]) else None
         # Python 3.13 compares and asks at once
         return at + 1 if self.instructions[at].opname == "COMPARE_OP" else at
 
-    def after_call(self, offset: int) -> int | None:
-        """What follows the call that runs; Python 3.11 stands at the end of it."""
+    def after_call(self, offset: int, function: CodeType) -> int | None:
+        """What follows the call of a function that runs, if it is called by its name here; Python 3.11 stands at the end of the call."""
         at = bisect_right(self.instructions, offset, key=lambda each: each.offset) - 1
         at += self.instructions[at].opname == "PRECALL"
-        return at + 1 if self.instructions[at].opname.startswith("CALL") else None
+        makes_it = not function.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE)
+        return at + 1 if makes_it and self._called(at)[-1:] == [function.co_name] else None
 
-    def _called(self, at: int) -> str | None:
-        """The name of the function that is called there, if it is a global one."""
-        first, left = at, dis.stack_effect(self.instructions[at].opcode, self.instructions[at].arg, jump=False)
+    def _called(self, at: int) -> list[str]:
+        """The names that lead to what is called there: `["self", "is_bad"]`; none where nothing is called."""
+        call = self.instructions[at]
+        if not call.opname.startswith("CALL"):
+            return []
+        first, left = at, dis.stack_effect(call.opcode, call.arg, jump=False)
         while left < 1 and first:  # a call and its arguments leave one value
             first -= 1
             left += dis.stack_effect(self.instructions[first].opcode, self.instructions[first].arg, jump=False)
-        loads = (each for each in self.instructions[first : first + 2] if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-        return next((each.argval for each in loads), None)
+        loads = (each for each in self.instructions[first:at] if each.opname != "PUSH_NULL")
+        begins = [*itertools.islice(loads, 1)]
+        names = itertools.takewhile(lambda each: each.opname in ("LOAD_ATTR", "LOAD_METHOD"), loads)
+        return [each.argval for each in (*begins, *names)]
 
     def raised(self, start: int) -> tuple[str, ...] | None:
         """The names that are loaded from an instruction on, if every way from there ends by raising."""
