@@ -21,7 +21,7 @@ from lowtide.errors import CaptureError
 from lowtide.ir import tree
 from lowtide.ir.graph import Node, Storage
 
-_NAMELESS = "a graph of autograd"  # nothing of Python's holds it
+NAMELESS = "a graph of autograd"  # nothing of Python's holds it
 _IN_A_CIRCLE = (
     "writes in place may have closed a circle in it, which eager PyTorch would never free either: write out of place (`y = y + x`). Or an "
     "extension holds it: let it go"
@@ -78,8 +78,8 @@ class LeakWatch:
             fakes = _fakes_on(alive)
         holding = [f"{_holder(fake)}{self._made_at(alive[address(fake)])}" for fake in fakes] if self.names else []
         _take_out(fakes)
-        holders = list(dict.fromkeys(holding)) or [_NAMELESS]
-        named = [holder for holder in holders if not holder.startswith(_NAMELESS)]
+        holders = list(dict.fromkeys(holding)) or [NAMELESS]
+        named = [holder for holder in holders if not holder.startswith(NAMELESS)]
         what_to_do = _WHAT_TO_DO if named else _IN_A_CIRCLE
         raise LeavingError(f"{' and '.join((named or holders)[:3])} still holds what the program computed; {what_to_do}")
 
@@ -119,7 +119,7 @@ def _holder(fake: torch.Tensor) -> str:
             first = first or f"a {type(holder).__name__}"
             if len(path) < _FARTHEST and not issubclass(type(holder), torch.Tensor):
                 paths.append(_Path([*path, holder]))
-    return first or _NAMELESS
+    return first or NAMELESS
 
 
 def _name(holder: Any, item: Any) -> str | None:

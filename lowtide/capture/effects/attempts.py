@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from lowtide.base.places import Position
 from lowtide.capture.care.failures import is_users_own
+from lowtide.capture.care.leaks import NAMELESS
 from lowtide.capture.effects.outputs import CountedPlace, Key, OutputRecorder, survive
 from lowtide.capture.effects.search import conversions_followed
 from lowtide.capture.effects.stand_ins import DrawnError, LeavingError, StaleError
@@ -65,7 +66,7 @@ def _with_leaving(capture: Callable[..., T], roots: list[Any], at_once: bool) ->
     except CaptureError as error:
         if is_users_own(error):
             raise
-        close = str(error).removeprefix(DEPENDS) if str(error) != plain else ""
+        close = "" if str(error) == plain or str(error).startswith(NAMELESS) else str(error).removeprefix(DEPENDS)
     try:
         return capture(None, True, close)
     except LeavingError as error:
