@@ -1,5 +1,8 @@
 """Nodes come from the user's lines: their own files and other packages', torchvision's too, never torch's."""
 
+import importlib.util
+
+import pytest
 import torch
 from torch.nn import functional
 
@@ -7,6 +10,7 @@ import lowtide
 from bench import torchvision_shim
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="it is of torchvision's files")
 def test_lines_are_of_the_innermost_file_that_is_not_torchs():
     torchvision_shim.install()
     from torchvision.models import squeezenet1_0
