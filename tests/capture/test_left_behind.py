@@ -303,3 +303,29 @@ def test_values_of_a_batch_that_are_no_tensors_are_refused_in_short_and_texts_wi
     step = lowtide.optimize(model, (x, numbers), loss=loss, optimizer=optimizer, planning=PLAIN)
     with pytest.raises(lowtide.BatchError, match=r"a NumPy array of float32\[5, 3\], got another;.*torch\.as_tensor"):
         step(x, numbers + 1)
+
+
+class Remembers(nn.Module):
+    """Scales by what its last call has drawn, which lies in a table in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: dict[str, Any] = {}
+        self.last: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(()) if self.last is None else self.last[1]["scale"]
+        self.drawn = {"scale": torch.rand(()), "of": x.shape}
+        self.last = (x.shape, self.drawn)
+        return x * scale
+
+
+def test_a_table_in_a_tuple_is_the_callers_again_after_each_attempt() -> None:
+    remembering, model, x = Remembers(), nn.Linear(3, 3), torch.ones(2, 3)
+    remembering(x)
+    before = remembering.last
+    with pytest.raises(lowtide.CaptureError, match="reads attribute 'last' of a Remembers, which an earlier step has put there"):
+        lowtide.optimize(model, (x,), loss=lambda model, x: model(remembering(x)).sum(), optimizer=optim.SGD(model.parameters(), 0.1))
+    assert remembering.last is before
+    assert type(before[1]) is dict
+    assert before[1] is remembering.drawn

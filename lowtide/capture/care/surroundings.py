@@ -190,8 +190,8 @@ def is_of_users(item: Any) -> bool:
 
 
 def _held(item: Any) -> list[Any]:
-    if is_stand_in(item):  # of an attempt that is over it holds nothing
-        return [*pieces(item.kept.items or ()).values()]
+    if is_stand_in(item):
+        return [*pieces(item.kept.items).values()]
     items = item.values() if isinstance(item, dict) else item if isinstance(item, _CONTAINERS) else ()
     return [*items, *tree.attributes_of(item).values()]
 

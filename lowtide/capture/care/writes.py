@@ -35,8 +35,10 @@ def outside_unchanged() -> Iterator[None]:
     refused: list[CaptureError] = []
     of_files = ((name, changes) for (owner, name), changes in _CALLS.items() if owner is (io if name == "open" else os))
     of_paths = {(_PATHS, name): changes for name, changes in of_files if hasattr(_PATHS, name)}
-    items = (_CALLS | of_paths).items()
-    calls = ((owner, name, partial(_refusing, f"{owner.__name__}.{name}", changes)) for (owner, name), changes in items)
+    calls = (
+        (owner, name, partial(_refusing, f"{'Path' if owner is _PATHS else owner.__name__}.{name}", changes))
+        for (owner, name), changes in (_CALLS | of_paths).items()
+    )
     with listed(_refused, refused), all_replaced(calls):
         yield
         if refused:

@@ -78,13 +78,12 @@ def _check_at(frame: FrameType) -> DataCheck | None:
     return DataCheck(raising[0] is not as_asked, _error(ways[raising[0]] or (), frame), _where(frame)) if len(raising) == 1 else None
 
 
-def _branch(asking: FrameType) -> tuple[FrameType, _Code, int, bool] | None:
+def _branch(frame: FrameType) -> tuple[FrameType, _Code, int, bool] | None:
     """The function that branches upon the answer, its code, where, and whether by the answer itself or by its `not`; functions that only
     return the answer, or its `not`, hand it on."""
-    frame: FrameType | None = asking
-    code = _Code(asking.f_code)
-    at, as_asked = code.after_question(asking.f_lasti, asking.f_globals), True
-    while at is not None and frame is not None:
+    code, as_asked = _Code(frame.f_code), True
+    at = code.after_question(frame.f_lasti, frame.f_globals)
+    while at is not None:
         after = code.instructions[at]
         if after.opname == "UNARY_NOT":
             at, as_asked = at + 1, not as_asked
@@ -98,7 +97,7 @@ def _branch(asking: FrameType) -> tuple[FrameType, _Code, int, bool] | None:
             at = code.after_call(frame.f_lasti, function)
         else:
             branches = after.opname.startswith("POP_JUMP") and "NONE" not in after.opname
-            return (frame, code, at, as_asked) if branches and frame is not None else None
+            return (frame, code, at, as_asked) if branches else None
     return None
 
 

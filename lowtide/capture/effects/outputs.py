@@ -120,8 +120,7 @@ class OutputRecorder:
                     continue  # a global that is not there would be Python's own of its name
                 sums = _may_go_on(was, now)
                 if (sums or _is_of_variables(item)) and (holds_fakes(now) or differ(was, now)):
-                    old = was.kept.original if is_stand_in(was) else was
-                    put = functools.partial(put_entry, table, name, old if default is ABSENT else ABSENT)
+                    put = functools.partial(put_entry, table, name, own_of(was) if default is ABSENT else ABSENT)
                     self.counted[id(item), name] = CountedPlace(put, sums, default if sums else ABSENT)
         for container in self.containers.values():
             items: Any = container.items

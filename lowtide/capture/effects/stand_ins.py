@@ -84,8 +84,11 @@ def is_stand_in(item: Any) -> bool:
     return type(item) in _classes
 
 
-def own_of(container: Any) -> Any:
-    return container.kept.original if is_stand_in(container) else container
+def own_of(item: Any) -> Any:
+    """The caller's own for a stand-in, and for a tuple with some; anything else as it is."""
+    if type(item) is tuple and any(map(is_stand_in, item)):
+        return tuple(map(own_of, item))
+    return item.kept.original if is_stand_in(item) else item
 
 
 def original(item: Any) -> Any:
