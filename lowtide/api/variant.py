@@ -212,7 +212,8 @@ class Variant:
 
     def inference_by(self, networks: Mapping[str, Network]) -> Inference:
         """How it is called where only the batch is another, its regions run by these networks."""
-        return Inference.of(self.decision, self.program, self.captured.slots, self.captured.result, networks)
+        result = self.captured.result  # not the variant itself, which holds the model
+        return Inference.of(self.decision, self.program, self.captured.slots, lambda outputs: result(outputs, (), {}), networks)
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
@@ -283,9 +284,11 @@ class Variant:
         slots, items = self.captured.to_assign(outputs[results:]) if stepped else self.captured.made_before(outputs[results:])
         now.assign(slots, items, self.captured.constants)
         before = self.captured.outputs.before()
-        self.captured.outputs.put(outputs[:results], before)
+        containers = dict[int, Any]()
+        result = self.captured.result(outputs[:results], before, containers)
+        self.captured.outputs.put(outputs[:results], before, containers)
         self.captured.flags.put()
-        return self.captured.result(outputs[:results], before), stepped or self.captured.early is not None
+        return result, stepped or self.captured.early is not None
 
     def _served(self, arena: Arena, run: Callable[[], list[Any]]) -> list[Any]:
         return arena.run(self.program, run, self.shape, lambda: expected(self.plan))

@@ -92,6 +92,7 @@ class Beside:
 
     places: tuple[Position, ...] = ()
     followed: tuple[Callable[[], Any], ...] = ()  # objects of which each attribute that was read is a place
+    numbers: tuple[tuple[Callable[[], Any], Any], ...] = ()  # containers, and keys of numbers that each step asks for
 
 
 NOTHING = Beside()

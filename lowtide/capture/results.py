@@ -54,13 +54,13 @@ def loss_of(result: Any) -> Any:
     return result[0] if isinstance(result, (tuple, list)) and result else None
 
 
-def with_loss(result: Any, loss: torch.Tensor) -> Any:
-    """The user's result, detached, with the loss that was differentiated."""
+def with_loss(result: Any, loss: torch.Tensor, containers: Mapping[int, Any]) -> Any:
+    """The user's result, detached, with the loss that was differentiated. `containers` of the caller's, by id, stay what they are."""
     if isinstance(result, torch.Tensor):
         return loss.detach()
-    leaves, rebuild = tree.flatten(result)
+    leaves, rebuild = tree.flatten(result, tree.Sharing(containers))
     user_loss = loss_of(result)
-    return tree.unflatten(rebuild, [_detached(loss if leaf.value is user_loss else leaf.value) for leaf in leaves])
+    return tree.unflatten(rebuild, [_detached(loss if leaf.value is user_loss else leaf.value) for leaf in leaves], {})
 
 
 def _detached(item: Any) -> Any:

@@ -21,7 +21,7 @@ from lowtide.base.places import NOTHING, Beside, Position
 from lowtide.base.skeleton import built
 from lowtide.capture.batches import refuse_batch_leaf, refuse_changed_batch
 from lowtide.capture.care.failures import no_tracebacks_logged, raised_in
-from lowtide.capture.care.follower import put_beside
+from lowtide.capture.care.follower import containers_beside, containers_of, put_beside
 from lowtide.capture.care.generators import untouched_randomness
 from lowtide.capture.care.hooks import hooks_on_fakes, no_gradients_taken, refuse_gradients_of, warn_of_gradients_of
 from lowtide.capture.care.leaks import LeakWatch
@@ -92,7 +92,7 @@ class CapturedStep:
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
-    result: Callable[..., Any]  # the tensors of the result, and `outputs.before` -> what the program returns
+    result: Callable[..., Any]  # the tensors of the result, `outputs.before`, an empty dictionary -> what the program returns
     computed: tuple[str, ...] = ()  # the arithmetic on numbers in it
     detached: tuple[int, ...] = ()  # outputs that are other tensors on memory of the caller's than the caller has
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
@@ -176,6 +176,7 @@ class Trace:
         self.fakes = fake_model(model, self.mode, given.device)
         self.own = OwnParameters(self.fakes)
         self.modules: list[ModuleSnapshot] = []  # as the program finds them
+        self._containers = containers_of(model)
         self.reads = AttributeReads()
         slots: dict[torch.Tensor, Slot] = {}
         for table, fakes in (("parameter", self.fakes.parameters), ("buffer", self.fakes.buffers), ("attribute", self.fakes.attributes)):
@@ -230,10 +231,16 @@ class Trace:
         if self.in_parts is not None:
             self.in_parts.forget()
 
+    def containers(self) -> dict[int, Any]:
+        """Of the caller's, by id, which are handed on as they are."""
+        return self._containers | containers_beside()
+
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
-        items = [item for leaf in tree.flatten(result)[0] for item in results_in(leaf.value)]
-        return [_value_of(item, self.recorder.draft) for item in (*items, *self._leaving(), *(tensor for _, tensor in self.rebound()))]
+        sharing = tree.Sharing(self.containers())
+        items = [item for leaf in tree.flatten(result, sharing)[0] for item in results_in(leaf.value)]
+        rebound = (tensor for _, tensor in self.rebound())
+        return [_value_of(item, self.recorder.draft) for item in (*items, *self._leaving(sharing), *rebound)]
 
     def leaving_followed(self) -> AbstractContextManager[None]:
         """What the program does inside to containers of the caller's is noted, if that is asked for."""
@@ -245,8 +252,8 @@ class Trace:
         if self.leaving is not None:
             self.leaving.close(result)
 
-    def _leaving(self) -> list[Any]:
-        return [] if self.leaving is None else self.leaving.values()
+    def _leaving(self, sharing: tree.Sharing) -> list[Any]:
+        return [] if self.leaving is None else self.leaving.values(sharing)
 
     def rebound(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         """Where the program has put another tensor, or other data into one, and that."""
@@ -272,18 +279,19 @@ class Trace:
         changed = [(self.fakes.names[real], fake) for real, fake in parameters if fake.requires_grad != real.requires_grad]
         return [(Slot("requires_grad", ("parameter", name)), fake.requires_grad) for name, fake in changed]
 
-    def _outputs(self, puts: Iterable[tuple[Position, Any]]) -> StepOutputs:
+    def _outputs(self, puts: Iterable[tuple[Position, Any]], sharing: tree.Sharing) -> StepOutputs:
         """What each step puts into places: what it has computed, and all else."""
         if self.leaving is None:
             return NOTHING_LEFT.with_places(puts)
         followed = self.leaving.followed_places
         others = ((place, now) for place, now in puts if (id(place.holder), place.name) not in followed)
-        return self.leaving.left().with_places((place, original(now)) for place, now in others)
+        return self.leaving.left(sharing).with_places((place, original(now)) for place, now in others)
 
     def finish(self, recorder: Recorder, result: Any, update: Update) -> CapturedStep:
-        leaves, rebuild = tree.flatten(result)
+        leaves, rebuild = tree.flatten(result, sharing := tree.Sharing(self.containers()))
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
-        results, moved = [*(item for index in at for item in results_in(leaves[index].value)), *self._leaving()], list(self.rebound())
+        results = [item for index in at for item in results_in(leaves[index].value)]
+        results, moved = [*results, *self._leaving(sharing.copy())], list(self.rebound())
         recipes = [recipe(leaves[index].value) for index in at]
         computed = tuple(leaves[index].value.text() for index in at if isinstance(leaves[index].value, Term))
         with self.recording(recorder):
@@ -300,12 +308,12 @@ class Trace:
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
         graph = replace(graph, dimensions=self.symbols.dimensions)
 
-        def put(tensors: Sequence[Any], before: Sequence[Any] = ()) -> Any:
+        def put(tensors: Sequence[Any], before: Sequence[Any], containers: dict[int, Any]) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
             left = iter(tensors)  # behind them are those that leave
             for index, fill in zip(at, recipes, strict=True):
                 filled[index] = fill(left, before)
-            return tree.unflatten(rebuild, filled)
+            return tree.unflatten(rebuild, filled, containers)
 
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture
@@ -324,14 +332,14 @@ class Trace:
             gradients,
             update.state_entries,
             reads if self.leaving is None else self.leaving.without(reads, self.model),
-            (lambda tensors, before=(): tensors[0]) if alone else put,
+            (lambda tensors, *_: tensors[0]) if alone else put,
             computed,
             detached,
             self.data.alone,
             tuple(self.fakes.names[real] for real, fake in self.fakes.parameters.items() if fake.grad is not None),
             recorder.held_storages(graph),
             self.symbols.conditions(),
-            outputs=self._outputs([*self.reads.puts(self.model), *put_beside()]),
+            outputs=self._outputs([*self.reads.puts(self.model), *put_beside()], sharing),
             flags=FlagRecorder(tuple(self.reads.memos(self.model))),
             early=early,
         )

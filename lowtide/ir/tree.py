@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from lowtide.base.places import slots_of
 from lowtide.errors import CaptureError
 
-Rebuild: TypeAlias = Callable[[Iterator[Any]], Any]
+Rebuild: TypeAlias = Callable[[Any], Any]  # an iterator of leaves -> the structure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,17 +44,48 @@ def open_with(opener: Opener) -> Opener:
     return opener
 
 
-def flatten(tree: Any) -> tuple[list[Leaf], Rebuild]:
+class Sharing:
+    """What several structures have in common: a container that lies in two places is made once, and some are handed on as they are."""
+
+    def __init__(self, kept: Mapping[int, Any], opened: Mapping[int, tuple[int, Any]] | None = None) -> None:
+        """`kept`: containers by id that are not opened. `opened`: others, with a number, and itself, so that no other gets its id."""
+        self.kept, self._opened = kept, dict(opened or {})
+
+    def copy(self) -> Sharing:
+        return Sharing(self.kept, self._opened)
+
+    def open(self, item: Any) -> tuple[int, bool]:
+        """Its number, and whether it has been opened before."""
+        known = id(item) in self._opened
+        return self._opened.setdefault(id(item), (len(self._opened), item))[0], known
+
+
+class _Filling:
+    """Other leaves for several structures, and the containers that were made with them so far, by number."""
+
+    def __init__(self, leaves: Iterable[Any], containers: dict[int, Any]) -> None:
+        self._leaves, self.containers = iter(leaves), containers
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._leaves)
+
+
+def flatten(tree: Any, sharing: Sharing | None = None) -> tuple[list[Leaf], Rebuild]:
     """The leaves of a nested structure, and a function that puts other leaves in their places.
 
     A mapping that is also a dataclass (the outputs of transformers) is rebuilt from its keys, so that both of its faces agree.
+    `sharing`: with the structures that were flattened before; a container that it knows has no leaves here.
     Raises CaptureError for a structure that holds itself.
     """
-    return _flatten(tree, "", frozenset())
+    return _flatten(tree, "", frozenset(), sharing)
 
 
-def unflatten(rebuild: Rebuild, leaves: Iterable[Any]) -> Any:
-    return rebuild(iter(leaves))
+def unflatten(rebuild: Rebuild, leaves: Iterable[Any], containers: dict[int, Any] | None = None) -> Any:
+    """`containers`: those that were made so far, which structures that were flattened with one `Sharing` have in common."""
+    return rebuild(iter(leaves) if containers is None else _Filling(leaves, containers))
 
 
 def holds_tensors(item: Any) -> bool:
@@ -76,17 +107,29 @@ def holds(item: Any, is_wanted: Callable[[Any], bool]) -> bool:
     return False
 
 
-def _flatten(tree: Any, where: str, above: frozenset[int]) -> tuple[list[Leaf], Rebuild]:
+def _flatten(tree: Any, where: str, above: frozenset[int], sharing: Sharing | None) -> tuple[list[Leaf], Rebuild]:
     opened = None if type(tree) in _PLAIN else _open(tree)
     if opened is None:
         return [Leaf(where, tree)], next
     if id(tree) in above:
         raise CaptureError(f"the {type(tree).__name__} at {where or 'the root'} holds itself: pass and return structures without circles")
+    if sharing is not None and id(tree) in sharing.kept:
+        return [], lambda items: tree
+    number, is_known = (0, False) if sharing is None else sharing.open(tree)
+    if is_known:
+        return [], lambda items: items.containers[number]
     within, make = above | {id(tree)}, opened.make
-    pieces = [_flatten(child, f"{where}{step}", within) for step, child in opened.children]
+    pieces = [_flatten(child, f"{where}{step}", within, sharing) for step, child in opened.children]
     leaves = [leaf for piece, _ in pieces for leaf in piece]
     rebuilds = [rebuild for _, rebuild in pieces]
-    return leaves, lambda items: make([rebuild(items) for rebuild in rebuilds])
+    if sharing is None:
+        return leaves, lambda items: make([rebuild(items) for rebuild in rebuilds])
+
+    def shared(items: Any) -> Any:
+        items.containers[number] = new = make([rebuild(items) for rebuild in rebuilds])
+        return new
+
+    return leaves, shared
 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})

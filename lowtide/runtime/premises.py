@@ -6,7 +6,7 @@ Hyper-parameters have to be of the same sort: numbers, or tensors that look alik
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -82,11 +82,11 @@ EVERYTHING = Reads()
 class CallerState:
     """How a caller's objects look now, and what to watch so that a change is seen without looking again."""
 
-    def __init__(self, caller: Caller, reads: Reads = EVERYTHING) -> None:
+    def __init__(self, caller: Caller, reads: Reads = EVERYTHING, beside: places.Beside = places.NOTHING) -> None:
         self.locations: dict[Location, Token] = {}
         self._watch, self._reads, self._trains = Watch(), reads, caller.optimizer is not None
         self._known: dict[int, Token] = {}  # tensors and modules of the model: which of them, not what is in them
-        self._tokens = Tokens(self._watch, self._known)
+        self._tokens = Tokens(self._watch, self._known, _free(beside))
         self.unwatched = self._tokens.unwatched
         self._paths: list[tuple[str, nn.Module]] = []
         self._find("", caller.model)
@@ -243,7 +243,7 @@ class BesideWatch:
     def _looked(self) -> list[Token]:
         known = {id(item): Identity(item) for each in self._found.followed if (item := each()) is not None}
         self._contents = ContentWatch()
-        tokens = Tokens(self._contents, known)
+        tokens = Tokens(self._contents, known, _free(self._found))
         self.unwatched = tokens.unwatched
         return [places.ABSENT if place.holder is None else tokens.of(place.now(), place) for place in self._found.places]
 
@@ -298,8 +298,8 @@ class Premises:
     """
 
     def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
-        self._caller, self._reads, self.beside = caller, reads, BesideWatch(beside)
-        state = CallerState(caller, reads)
+        self._caller, self._reads, self._found, self.beside = caller, reads, beside, BesideWatch(beside)
+        state = self._state()
         self._locations = state.locations
         self._watch: Watch | None = state.watched()
         self.unwatched = [*state.unwatched, *self.beside.unwatched]  # places that hold too much
@@ -310,7 +310,7 @@ class Premises:
             return False
         if self._watch is not None and self._watch.same():
             return True
-        state = CallerState(self._caller, self._reads)
+        state = self._state()
         if state.locations != self._locations:
             self._watch = None  # it would keep what is gone alive
             return False
@@ -322,20 +322,23 @@ class Premises:
         return self._watch is not None and self.beside.unmoved() and self._watch.same()
 
     def other_numbers(self) -> list[Position]:
-        """The places in which another number lies now."""
-        now = CallerState(self._caller, self._reads).locations
+        """The places in which another number lies now, those within lists and dictionaries among them."""
+        now = self._state().locations
         own = [(at, old, now.get(at, _ABSENT)) for at, old in self._locations.items() if at.what == "attribute"]
         modules = dict(self._caller.model.named_modules())
         places = [
             (Position.of(modules[at.path], at.name, str(at), ""), old, new) for at, old, new in own if old != new and at.path in modules
         ]
-        return [place for place, old, new in (*self.beside.changes(), *places) if {_kind(old), _kind(new)} <= {int, float}]
+        return [number for place, old, new in (*self.beside.changes(), *places) for number in _numbers_in(place, place.now(), old, new)]
 
     def change(self) -> str:
         """What does not hold any more, in words; empty where all does."""
         for place, old, new in self.beside.changes():
             return f"{place} {_changed(old, new)}"
-        return first_difference(self._locations, CallerState(self._caller, self._reads).locations)
+        return first_difference(self._locations, self._state().locations)
+
+    def _state(self) -> CallerState:
+        return CallerState(self._caller, self._reads, self._found)
 
 
 def first_difference(before: Mapping[Location, Token], now: Mapping[Location, Token]) -> str:
@@ -353,6 +356,32 @@ def _changed(old: Token, new: Token) -> str:
 
 
 _ABSENT = places.ABSENT
+
+
+def _free(beside: places.Beside) -> dict[int, frozenset[Any]]:
+    """By id of a container the keys of the numbers that each step asks for."""
+    free = dict[int, frozenset[Any]]()
+    for container, key in beside.numbers:
+        free[id(container())] = free.get(id(container()), frozenset()) | {key}
+    return free
+
+
+def _numbers_in(place: Position, item: Any, old: Token, new: Token) -> Iterator[Position]:
+    """The places of other numbers in what lies in a place, given how it looked and how it looks."""
+    if {_kind(old), _kind(new)} <= {int, float}:
+        yield place
+    elif type(item) in (dict, list) and (entries := _entries_of(old)) and len(others := _entries_of(new)) == len(entries) == len(item):
+        for key, one, two in zip(item if type(item) is dict else range(len(item)), entries, others, strict=True):
+            if one != two and (type(item) is list or one[0] == two[0]):
+                one, two = (one[1], two[1]) if type(item) is dict else (one, two)
+                yield from _numbers_in(Position.of(item, key, f"item {key!r} of {place.text}", place.line), item[key], one, two)
+
+
+def _entries_of(token: Token) -> tuple[Any, ...]:
+    """The tokens of what lies in a list, of a dictionary pairs; empty for anything else, and for what is compared as a whole."""
+    content = _kind(token)
+    known = isinstance(content, tuple) and len(content) == 2 and content[0] in (dict, list) and isinstance(content[1], tuple)
+    return content[1] if known else ()
 
 
 def _kind(token: Token) -> Any:

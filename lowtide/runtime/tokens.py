@@ -107,7 +107,7 @@ class ContentWatch:
         (self._mappings if isinstance(item, _MAPPINGS) else self._lists).append(item)
 
     def question(self, ask: Callable[[Any], Any], item: Any) -> None:
-        """Watch what `ask` says of an item: the same object, or the same bytes."""
+        """Watch what `ask` says of an item: the same object, the same bytes, or a list of the same objects."""
         self._questions.append((ask, item))
 
     def seal(self) -> None:
@@ -125,7 +125,7 @@ class ContentWatch:
                 and all(map(is_, chain.from_iterable(map(_values, self._mappings)), self._held))
                 and [*chain.from_iterable(self._mappings)] == self._keys  # texts and numbers, which is quicker than one by one
                 and all(map(is_, chain.from_iterable(self._lists), self._items))
-                and all((now := ask(item)) is before or (type(now) is bytes and now == before) for ask, item, before in self._answers)
+                and all(_is_same(ask(item), before) for ask, item, before in self._answers)
             )
         except (RuntimeError, ValueError):  # another thread changes a container meanwhile; an array is no key that can be compared
             return False
@@ -176,6 +176,7 @@ _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType
 _NAMED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _NUMBERS = frozenset({bool, int, float, complex, type(None)})
 _DUMPED = frozenset({list, tuple, set, frozenset, dict})  # which `marshal` writes, and no class that is derived from them
+_FREE = "a number that each step asks for"  # in place of its token
 _DEEPEST = 4  # objects within objects
 _DEEPEST_HELD = 32  # lists within lists
 _LARGEST = 1000  # items of a container that is compared item by item; a larger one as bytes, if it holds numbers and texts alone
@@ -209,11 +210,11 @@ class Identity:
 class Tokens:
     """Makes tokens, and tells `watch` what they rest on. `known` are the tokens of things that have their own, by id.
 
-    `unwatched` are the places of what is too large to be compared.
+    `free`: by id of a container the keys of what may change there. `unwatched` are the places of what is too large to be compared.
     """
 
-    def __init__(self, watch: ContentWatch, known: Mapping[int, Token]) -> None:
-        self._watch, self._known = watch, known
+    def __init__(self, watch: ContentWatch, known: Mapping[int, Token], free: Mapping[int, frozenset[Any]]) -> None:
+        self._watch, self._known, self._free = watch, known, free
         self._made: dict[tuple[int, int], Token] = {}
         self._left, self._bytes_left, self._within = _MOST, _MOST_BYTES, 0
         self.unwatched: list[str] = []
@@ -275,13 +276,16 @@ class Tokens:
             if depth >= _DEEPEST_HELD or length > self._left:
                 return kind, length, self._identity(item, f"a {kind.__name__} of {length:,} items")
         self._left -= length
-        if not isinstance(item, (tuple, frozenset)):
+        free = self._free.get(id(item), frozenset())
+        if free:
+            self._watch.question(functools.partial(_but, free), item)
+        elif not isinstance(item, (tuple, frozenset)):
             self._watch.container(item)
         if isinstance(item, dict):
-            return kind, self._entries(item, depth)
+            return kind, self._entries(item, depth, free)
         if isinstance(item, (set, frozenset)):
             return kind, frozenset(self._of(piece, _DEEPEST) for piece in item)
-        return kind, self._pieces(item, depth)
+        return kind, self._pieces(item, depth, free)
 
     def _object(self, item: Any, kind: type, depth: int) -> Token:
         """An object is itself, with its attributes as they are."""
@@ -308,11 +312,25 @@ class Tokens:
     def _most_bytes(self) -> int:
         return min(self._bytes_left, _MOST_BYTES_WITHIN) if self._within else self._bytes_left
 
-    def _pieces(self, items: Any, depth: int) -> Token:
-        return tuple([self._of(piece, depth + 1) for piece in items])
+    def _pieces(self, items: Any, depth: int, free: frozenset[Any] = frozenset()) -> Token:
+        return tuple([_FREE if at in free else self._of(piece, depth + 1) for at, piece in enumerate(items)])
 
-    def _entries(self, items: Mapping[Any, Any], depth: int) -> Token:
-        return tuple([(self._of(key, _DEEPEST), self._of(piece, depth + 1)) for key, piece in items.items()])
+    def _entries(self, items: Mapping[Any, Any], depth: int, free: frozenset[Any] = frozenset()) -> Token:
+        return tuple([(self._of(key, _DEEPEST), _FREE if key in free else self._of(piece, depth + 1)) for key, piece in items.items()])
+
+
+def _but(free: frozenset[Any], item: Any) -> list[Any]:
+    """What a container holds but for what lies under these keys."""
+    if isinstance(item, dict):
+        return [*item, *(piece for key, piece in item.items() if key not in free)]
+    return [piece for at, piece in enumerate(item) if at not in free]
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether two answers are one object, the same bytes, or lists of the same objects."""
+    if type(now) is list and type(before) is list:
+        return len(now) == len(before) and all(map(is_, now, before))
+    return now is before or (type(now) is bytes and now == before)
 
 
 def _numbers(item: Any) -> bytes | None:

@@ -32,12 +32,6 @@ def at_what_time_in_words(kept: list[Any], value: Tensor) -> Any:
     kept.append(f"{time.perf_counter()}")
 
 
-def one_in_two_places(kept: list[Any], value: Tensor) -> Any:
-    found = {"value": value.detach()}
-    kept.append(found)
-    everywhere.append(found)
-
-
 def by_position(kept: list[Any], value: Tensor) -> Any:
     kept.append(value.detach())
     return kept[0]
@@ -49,7 +43,6 @@ def by_position(kept: list[Any], value: Tensor) -> Any:
         (of_all, "still holds what the program computed"),
         (at_what_time, "something else there each time"),
         (decided_by_a_number, "control flow depends on data"),
-        (one_in_two_places, "into two places"),
         (by_position, "reads what other steps leave"),
         (at_what_time_in_words, "a list that it reaches had 1 items and has 2"),
     ],

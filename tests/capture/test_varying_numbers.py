@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +34,13 @@ class Scheduled(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.schedule.weight()
+
+
+SETTINGS: dict[str, Any] = {}
+
+
+def helped(weight: float, **others: Any) -> float:
+    return weight
 
 
 Case = tuple[nn.Module, Callable[..., Any], Callable[[int], object], Any]
@@ -94,6 +103,55 @@ def metered_in_a_module() -> Case:
         return value
 
     return model, loss, lambda at: None, model.meters
+
+
+# How a loss may ask for a number in a dictionary or a list, and what else of it.
+ASKED: dict[str, Callable[[Any], float]] = {
+    "by key": lambda settings: settings["weight"],
+    "with a default": lambda settings: settings.get("weight", 1.0),
+    "and there": lambda settings: settings.setdefault("weight", 1.0),
+    "as an argument": lambda settings: helped(**settings),
+    "in a copy": lambda settings: copy.deepcopy(settings)["weight"],
+    "in another": lambda settings: {**settings, "name": "else"}["weight"],
+    "of all": lambda settings: sum(value for value in settings.values() if isinstance(value, float)),
+    "by items": lambda settings: next(value for key, value in settings.items() if key == "weight"),
+    "in a text": lambda settings: float(str(settings["weight"])),
+    "as a tensor": lambda settings: torch.tensor([settings["weight"], 1.0])[0],  # type: ignore[dict-item, return-value]
+    "rounded": lambda settings: round(settings["weight"], 1) + int(settings["weight"]),
+    "in a list": lambda settings: settings["list"][0],
+    "at the end of a list": lambda settings: settings["list"][-1],
+    "of a whole list": lambda settings: sum(settings["list"]),
+    "of a list by map": lambda settings: next(map(float, settings["list"])),
+    "of a list apart": lambda settings: [2.0, *settings["list"]][1] * len(settings["list"]),
+    "nested": lambda settings: settings["more"]["weight"],
+    "decided": lambda settings: 2.0 if settings["weight"] > 0.3 else 1.0,
+    "beside": lambda settings: len(settings["name"]),
+}
+
+
+def settings_at(at: int) -> dict[str, Any]:
+    return {"weight": 0.1 + 0.1 * at, "step": at, "list": [0.2 * at, 1.0], "more": {"weight": 0.5**at}, "name": "some"}
+
+
+def in_settings(ask: Callable[[Any], float], where: str) -> Case:
+    schedule, model = Schedule(), Scheduled()
+    settings = SETTINGS if where == "a global" else {}
+    settings.clear()
+    settings.update(settings_at(0))
+    schedule.settings = model.settings = settings  # type: ignore[attr-defined, assignment]
+
+    def between(at: int) -> None:
+        new = settings_at(at)
+        settings.update(weight=new["weight"], step=new["step"])
+        settings["list"][0] = new["list"][0]
+        settings["more"]["weight"] = new["more"]["weight"]
+
+    losses: dict[str, Callable[..., Any]] = {
+        "a global": lambda model, x: square(model, x) * ask(SETTINGS),
+        "a module": lambda model, x: square(model, x) * ask(model.settings),
+        "an object": lambda model, x: square(model, x) * ask(schedule.settings),  # type: ignore[attr-defined]
+    }
+    return model, losses[where], between, settings
 
 
 def trail(make: Callable[[], Case], *, eagerly: bool) -> list[Any]:
@@ -163,6 +221,64 @@ def of_another_kind() -> Case:
         return square(model, x) if schedule.end is None else square(model, x) * schedule.end
 
     return Net(), loss, lambda at: setattr(schedule, "end", [1, 2, 3.5, 4, None, 6, 7.5][at]), schedule
+
+
+@pytest.mark.parametrize("where", ["a global", "a module", "an object"])
+@pytest.mark.parametrize("ask", ASKED)
+def test_so_is_one_in_a_dictionary_or_a_list(ask, where):
+    make = functools.partial(in_settings, ASKED[ask], where)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = differences(trail(make, eagerly=True), trail(make, eagerly=False))
+    assert not found, "\n".join(found)
+
+
+def replaced(settings: Any, at: int) -> None:
+    settings["rate"] = [1.0, 2.0][at % 2 if at > 3 else 0]  # another entry, which was the same one until then
+
+
+def taken_away(settings: Any, at: int) -> None:
+    if at == 4:
+        del settings["weight"]
+
+
+def another_kind(settings: Any, at: int) -> None:
+    settings["weight"] = [0.1, 0.2, 0.3, 1, True, 2, 0.5][at]
+
+
+def grown(settings: Any, at: int) -> None:
+    if at > 3:
+        settings["list"].append(float(at))
+
+
+def another_list(settings: Any, at: int) -> None:
+    if at > 3:
+        settings["list"] = [float(at), 3.0]
+
+
+def one_in_two_places(settings: Any, at: int) -> None:
+    settings["list"] = settings["other"] = [float(at), 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:lowtide has captured the step anew", "ignore:this call runs as")
+@pytest.mark.parametrize("change", [replaced, taken_away, another_kind, grown, another_list, one_in_two_places])
+@pytest.mark.parametrize("where", ["a global", "a module", "an object"])
+def test_what_else_changes_there_is_noticed(change, where):
+    def ask(settings: Any) -> float:
+        rate, other = settings.get("rate", 1.0), settings.get("other", [1.0])[0]
+        return settings.get("weight", 7.0) * rate * other * sum(settings["list"]) * settings["list"][-1]
+
+    def make() -> Case:
+        model, loss, between, settings = in_settings(ask, where)
+
+        def both(at: int) -> None:
+            between(at)
+            change(settings, at)
+
+        return model, loss, both, settings
+
+    found = differences(trail(make, eagerly=True), trail(make, eagerly=False))
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.filterwarnings("ignore:lowtide has captured the step anew")

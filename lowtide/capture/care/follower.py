@@ -37,7 +37,7 @@ from lowtide.capture.care.instances import PACKAGE_FOLDER, let_go, listener, not
 from lowtide.capture.care.reads import HOOKS
 from lowtide.capture.care.turns import during, undoing
 from lowtide.capture.effects.code import IMPORT, assigned, codes, named
-from lowtide.capture.effects.stand_ins import LeavingError
+from lowtide.capture.effects.stand_ins import LeavingError, is_stand_in
 from lowtide.capture.sources import is_users, is_written_by_user
 from lowtide.kernels.optimizers import each_of
 
@@ -47,6 +47,7 @@ _LEADING = (INTEGRATIONS, noted.__code__.co_filename)  # a class that notes what
 _DEEPEST, _DEEPEST_OF_MODULES, _LARGEST = 32, 4, 10_000  # containers within containers, items of one
 _NOT_FOLLOWED = (*PLAIN, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, types.ModuleType, types.BuiltinFunctionType)
 _OF_ALL_OPTIMIZERS = frozenset({"state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 _BY_OTHERS = nn.Module, torch.Tensor, *PLAIN  # of these the walk over modules and their state asks
 _MEMBERS = (classmethod, staticmethod, property, functools.cached_property)
 _WITHIN = ("__func__", "fget", "fset", "fdel", "func")  # of these, their functions
@@ -69,6 +70,7 @@ class Follower(Findings):
         self._functions: list[tuple[types.FunctionType, dict[str, Any]]] = []  # the user's, and their attributes when they were found
         self.remembering = RememberingFunctions(models)
         self._touched: set[tuple[int, str]] = set()  # attributes that were written
+        self._put_there: set[int] = set()  # containers that were found in such
         self._born: dict[int, Any] = {}  # objects that the program makes, as far as their classes tell
         self._words: set[str] = set()  # all names in the code of the user's functions, and texts, which may be names for `getattr`
         self._asked: set[str] = set()  # of these the ones that may not be there
@@ -110,6 +112,9 @@ class Follower(Findings):
                 places[path, name] = Position.of(modules[path], name, f"attribute {name!r} of {path!r}", type(modules[path]).__name__)
         return places
 
+    def containers(self) -> dict[int, Any]:
+        return {id(item): item for item, _ in self._contents if id(item) not in self._put_there and not is_stand_in(item)}
+
     def forget(self) -> None:
         for table in vars(self).values():
             if isinstance(table, (dict, list, set, ClassNumbers, WrittenAttributes, RememberingFunctions)) and table is not self.classes:
@@ -134,7 +139,10 @@ class Follower(Findings):
             return
         if (id(item), name) not in self._written and by_user:
             self.note(item, name, f"attribute {name!r} of a {type(item).__name__}" if name != EVERYTHING else f"a {type(item).__name__}")
+        before = len(self._contents)
         self._follow(static_attribute(item, name))
+        if (id(item), name) in self._touched:
+            self._put_there.update(id(container) for container, _ in self._contents[before:])
 
     def write(self, item: Any, name: str) -> None:
         """An attribute of some object is about to be written."""
@@ -352,6 +360,22 @@ def following(
 def put_beside() -> list[tuple[Position, Any]]:
     """What the program which this thread follows has put into attributes and variables so far, but for what it has computed."""
     return [] if (follower := listener.get()) is None else follower.puts()
+
+
+def containers_of(model: nn.Module) -> dict[int, Any]:
+    """Lists, dictionaries and sets by id that lie in attributes of modules."""
+    containers = dict[int, Any]()
+    waiting = [item for module in model.modules() for name, item in vars(module).items() if name not in _OF_ALL_MODULES]
+    while waiting:
+        if isinstance(item := waiting.pop(), CONTAINERS) and id(item) not in containers:
+            containers[id(item)] = item
+            waiting.extend(within.values() if len(within := pieces(item)) < _LARGEST else ())
+    return {at: item for at, item in containers.items() if not isinstance(item, (tuple, frozenset)) and not is_stand_in(item)}
+
+
+def containers_beside() -> dict[int, Any]:
+    """The same of objects and variables that the program which this thread follows has read so far, as far as it has not set them."""
+    return {} if (follower := listener.get()) is None else follower.containers()
 
 
 def _is_object(item: Any) -> bool:

@@ -13,7 +13,7 @@ from lowtide.capture.care.contents import is_plain
 from lowtide.capture.effects.containers import Container
 from lowtide.capture.effects.draws import HostDraws
 from lowtide.capture.effects.identity import MadeAnew, UnlikeError, is_sure, resolved
-from lowtide.capture.effects.stand_ins import SHOWS_A_TENSOR, LeavingError, StaleError
+from lowtide.capture.effects.stand_ins import SHOWS_A_TENSOR, LeavingError
 from lowtide.capture.effects.sums import NumberExpression, Recipe, Term, recipe, results_in
 from lowtide.capture.results import holds_fakes, is_result
 from lowtide.errors import CaptureError
@@ -52,13 +52,13 @@ class Action:
             words.append(text)
         return replace(self, plain=tuple(plain)), " ".join(words)
 
-    def put(self, results: Sequence[Any], before: Sequence[Any], known: dict[int, Any]) -> None:
+    def put(self, results: Sequence[Any], before: Sequence[Any], known: dict[int, Any], containers: dict[int, Any]) -> None:
         """Do it again; `known` as `MadeAnew` has it."""
         left = iter(results)
         filled = [item.instance(known) if isinstance(item, MadeAnew) else item for item in self.plain]
         for index, item_recipe in self.recipes.items():
             filled[index] = item_recipe(left, before)
-        self.act(tree.unflatten(self.rebuild, filled))
+        self.act(tree.unflatten(self.rebuild, filled, containers))
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,14 @@ class StepOutputs:
         """What lies in the places that are computed with."""
         return [each.now for each in self.sums]
 
-    def put(self, results: Sequence[Any], before: list[Any]) -> None:
-        """Do it again. `results` end with those that leave; `before` lay there when the step began."""
+    def put(self, results: Sequence[Any], before: list[Any], containers: dict[int, Any]) -> None:
+        """Do it again. `results` end with those that leave; `before` lay there when the step began.
+
+        `containers`: those of what the step returns, by number, which may lie there as well.
+        """
         at, known = len(results) - sum(each.count for each in self.actions), dict[int, Any]()
         for action in self.actions:
-            action.put(results[at : at + action.count], before, known)
+            action.put(results[at : at + action.count], before, known, containers)
             at += action.count
 
     def with_places(self, puts: Iterable[tuple[Position, Any]]) -> StepOutputs:
@@ -113,15 +116,13 @@ NOTHING_LEFT = StepOutputs()
 
 
 def outputs_of(
-    acts: Iterable[Act], relied_on: tuple[Container, ...], sums: tuple[Sum, ...], conditions: tuple[Recipe, ...]
+    acts: Iterable[Act], sharing: tree.Sharing, relied_on: tuple[Container, ...], sums: tuple[Sum, ...], conditions: tuple[Recipe, ...]
 ) -> tuple[StepOutputs, tuple[str, ...], bool]:
     """How to do all of it again; in words; and whether there are numbers and texts among it that are those of the capture."""
     actions: list[Action] = []
-    words, lasting, known, plainly = [], list[bool](), dict[int, int](), False
-    for number, (value, act, text, stays) in enumerate(acts):
-        if any(known.setdefault(id(piece), number) != number for piece in _made(value)):
-            raise StaleError("it puts one list, dictionary or object into two places, and each step would put another into each")
-        leaves, rebuild = tree.flatten(value)
+    words, lasting, plainly = [], list[bool](), False
+    for value, act, text, stays in acts:
+        leaves, rebuild = tree.flatten(value, sharing)
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         if any(holds_fakes(leaf.value) for leaf in leaves if not is_result(leaf.value)):
             raise CaptureError("a number that the program computes lies in an object that cannot be made again")
@@ -143,14 +144,3 @@ def _text(leaf: tree.Leaf) -> str:
     if is_result(leaf.value):
         return leaf.where
     return repr(leaf.value) if is_sure(leaf.value) else type(leaf.value).__name__
-
-
-def _made(value: Any) -> list[Any]:
-    """The containers and objects in what is put somewhere that hold what the program has computed."""
-    holders, waiting = dict[int, Any](), [value]
-    while waiting:
-        piece = waiting.pop()
-        if id(piece) not in holders and not is_result(piece) and holds_fakes(piece):
-            holders[id(piece)] = piece
-            waiting.extend(tree.pieces(piece))
-    return list(holders.values())[1:]

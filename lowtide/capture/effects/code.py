@@ -119,7 +119,7 @@ def converted(kind: Any, *args: Any, **options: Any) -> Any:
         return number
     if not is_term(number):
         return kind(number)
-    return NumberExpression(float, (number,)) if kind is float else whole(int, number)
+    return NumberExpression(float, (number,), float) if kind is float else whole(int, number)
 
 
 def number_of(item: Any) -> Any:

@@ -59,6 +59,7 @@ class Container:
         self.absent_at: dict[Any, str] = {}  # keys under which nothing lay, or None, and the line that has asked
         self.missing: dict[Any, str] = {}  # keys under which nothing lay for which it has taken something, and the line
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
+        self.has_sums = False
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
         self.length: Any = None  # what stands for how many items it has when a step begins
         self.read_at, self.whole = "", ""  # where what the step had not put there was read; where all was, when there was nothing else
@@ -71,6 +72,11 @@ class Container:
     @property
     def changes(self) -> bool:
         return self.changed or any(other.changes for other in self.within)
+
+    @property
+    def matters(self) -> bool:
+        """Whether the program changes it, or asks for a number in it that each step finds anew."""
+        return self.changed or self.has_sums or any(other.matters for other in self.within)
 
     @property
     def changes_itself(self) -> bool:

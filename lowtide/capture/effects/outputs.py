@@ -69,6 +69,7 @@ class OutputRecorder:
         self.counted: dict[Key, CountedPlace] = {}  # what the program has changed
         self.log = EffectLog()
         self.containers: dict[int, Container] = {}
+        self.bare: frozenset[int] = frozenset()  # those that the program has reached where no stand-in is
         self.tables: list[tuple[Any, MutableMapping[str, Any], dict[str, Any]]] = []  # attributes, globals, variables; and those before
         self.numbers: list[weakref.ref[Number]] = []  # that were handed out
         self.put: list[tuple[Any, MutableMapping[str, Any], str]] = []  # what the program has put into such tables
@@ -172,6 +173,7 @@ class OutputRecorder:
                 if key is LENGTH:
                     container.length = self._before((at, key), lambda: container.now, value)
                 elif _kinds_of(value):
+                    container.has_sums = True
                     container.sums[key] = self._before((at, key), lambda: container.now, value, default), default
         for key, item in list(original.items() if is_table else enumerate(original)):
             if isinstance(item, FakeTensor):
@@ -238,12 +240,12 @@ class OutputRecorder:
 
     @property
     def changing(self) -> frozenset[int]:
-        """Containers by id that the program has changed so far, and those that lead to them."""
-        return frozenset(at for at, container in self.containers.items() if container.changes)
+        """Containers by id that the program has changed so far, or asks for numbers, and those that lead to them."""
+        return frozenset(at for at, container in self.containers.items() if container.matters)
 
     def unread(self) -> frozenset[int]:
         """Those by id of which a program that failed has not read what it may have found there, and those that it has changed."""
-        return frozenset(at for at, each in self.containers.items() if each.changes or not (each.read_at or each.whole))
+        return frozenset(at for at, each in self.containers.items() if each.matters or not (each.read_at or each.whole))
 
     @property
     def done(self) -> tuple[int, ...]:
@@ -258,14 +260,15 @@ class OutputRecorder:
             containers.extend(other for other in container.within if other.is_new)
         return containers
 
-    def values(self) -> list[Any]:
+    def values(self, sharing: tree.Sharing) -> list[Any]:
         """The results of the program among what leaves."""
-        return [result for value, *_ in self._acts() for leaf in tree.flatten(value)[0] for result in results_in(leaf.value)]
+        return [result for value, *_ in self._acts() for leaf in tree.flatten(value, sharing)[0] for result in results_in(leaf.value)]
 
-    def left(self) -> StepOutputs:
+    def left(self, sharing: tree.Sharing) -> StepOutputs:
         """How to do it again, without anything of the capture in it."""
-        relied = tuple(container for container in self.all() if container.changes)
-        outputs, self.words, self.puts_plain = outputs_of(self._acts(), relied, tuple(self.earlier.places), tuple(self.earlier.conditions))
+        relied = tuple(container for container in self.all() if container.matters)
+        places, conditions = tuple(self.earlier.places), tuple(self.earlier.conditions)
+        outputs, self.words, self.puts_plain = outputs_of(self._acts(), sharing, relied, places, conditions)
         return replace(outputs, draws=self.draws.draws)
 
     def _acts(self) -> Iterator[Act]:
@@ -300,7 +303,10 @@ class OutputRecorder:
         going_on.places |= self.draws.tensors
         changed = tuple(referred(each.original) for each in containers if each.changes_itself and not each.is_new)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
-        return Beside(places, (*beside.followed, *changed)), going_on
+        self.bare = frozenset(id(each.original) for each in containers if follower.reaches(each.original))
+        numbers = ((each, key) for each in containers for key in each.sums if not each.changes_itself)
+        free = tuple((referred(each.original), key) for each, key in numbers)
+        return Beside(places, (*beside.followed, *changed), free), going_on
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
@@ -311,8 +317,9 @@ class OutputRecorder:
         return frozenset((*self.sums, *self.emptied))
 
     def asks(self, key: Key) -> bool:
-        """Whether each step asks what lies in a place of a number. Else the capture has met what lies there now, or nothing."""
-        return key in self.sums and self.earlier.is_used(self.sums[key])
+        """Whether each step asks what lies in a place of a number, or nobody does. Else the capture may have met what lies there now."""
+        in_container = key[0] in self.containers  # of which all is compared, whether or not the program reads it
+        return key in self.sums and (key[0] not in self.bare if in_container else self.earlier.is_used(self.sums[key]))
 
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change, or their classes'."""

@@ -116,8 +116,9 @@ class EarlierNumbers:
     def number(self, item: Term) -> EarlierNumber:
         """One that follows from these, as one that lies there."""
         again, places = recipe(item), tuple(self.places)
-        place = Sum(lambda: [as_python(again(iter(()), [each.now for each in places]))], 0, ABSENT, (item.kind,))
-        return EarlierNumber(self, as_python(again(iter(()), self.numbers)), place, item.refusals or [])
+        number = as_python(again(iter(()), self.numbers))
+        place = Sum(lambda: [as_python(again(iter(()), [each.now for each in places]))], 0, ABSENT, (type(number),))
+        return EarlierNumber(self, number, place, item.refusals or [])
 
     def decides(self, item: Term) -> Any:
         """What one is that follows from these numbers alone, and that a program decides with: the same one in each of its steps."""
