@@ -148,7 +148,8 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
         )
     if getattr(tensor, "_post_accumulate_grad_hooks", None):
         raise CaptureError(
-            f"{name} has a hook that runs after its gradient is accumulated, which a captured step would not: use after_backward"
+            f"{name} has a hook that runs after its gradient is accumulated, which a captured step would not: leave it out if it updates "
+            "the parameter, as a step does so anyway once the gradient exists (pass that optimizer); else use after_backward"
         )
 
 
