@@ -125,7 +125,8 @@ class Captures:
                             f"the program computes something else when it runs for the first time ({otherwise}), and what is captured "
                             f"would not do that: call {called} once before, or keep what tells the first time in an attribute of a module"
                         )
-                    premises = Premises(self.caller, reads, captured[-1].beside)
+                    assigned = (slot for each in captured for slot in each.assigned)
+                    premises = Premises(self.caller, reads, captured[-1].beside, assigned)
                     for place in premises.unwatched:
                         warn_once(place, f"{place}: {_UNWATCHED}")
                     return captured, premises

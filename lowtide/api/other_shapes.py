@@ -17,7 +17,6 @@ from lowtide.api.range_maker import RangeMaker
 from lowtide.api.variant import Variant
 from lowtide.base.messages import warn
 from lowtide.capture.batches import micro_batches
-from lowtide.capture.care.follower import containers_of
 from lowtide.capture.data.facts import Facts
 from lowtide.capture.program import TrainingProgram
 from lowtide.capture.results import beside, checked_loss, joined, share_of, with_loss
@@ -64,12 +63,11 @@ def _trained(program: TrainingProgram, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _differentiated(program: TrainingProgram, scaler: torch.amp.GradScaler | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The loss of one micro-batch, and its backward pass."""
-    containers = containers_of(program.model)
     result = program.loss(program.model, *args, **kwargs)
     loss = checked_loss(result)
     piece = share_of(loss, program.accumulate)
     (piece if scaler is None else scaler.scale(piece)).backward()
-    return with_loss(result, piece, containers)
+    return with_loss(result, piece)
 
 
 def read_unlike(now: View, variants: Iterable[Variant], shown: Callable[[str], str] = str) -> str:

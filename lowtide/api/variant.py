@@ -212,8 +212,7 @@ class Variant:
 
     def inference_by(self, networks: Mapping[str, Network]) -> Inference:
         """How it is called where only the batch is another, its regions run by these networks."""
-        result = self.captured.result  # not the variant itself, which holds the model
-        return Inference.of(self.decision, self.program, self.captured.slots, lambda outputs: result(outputs, (), {}), networks)
+        return Inference.of(self.decision, self.program, self.captured.slots, self.captured.result, networks)
 
     def fits(self, now: View, facts: Facts) -> bool:
         """Whether this is the program for what the caller holds now. `facts` are of the same moment."""
@@ -288,6 +287,7 @@ class Variant:
         result = self.captured.result(outputs[:results], before, containers)
         self.captured.outputs.put(outputs[:results], before, containers)
         self.captured.flags.put()
+        self.premises.note_put()
         return result, stepped or self.captured.early is not None
 
     def _served(self, arena: Arena, run: Callable[[], list[Any]]) -> list[Any]:

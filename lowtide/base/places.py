@@ -92,7 +92,8 @@ class Beside:
 
     places: tuple[Position, ...] = ()
     followed: tuple[Callable[[], Any], ...] = ()  # objects of which each attribute that was read is a place
-    numbers: tuple[tuple[Callable[[], Any], Any], ...] = ()  # containers, and keys of numbers that each step asks for
+    free: tuple[tuple[Callable[[], Any], Any], ...] = ()  # containers, and keys of numbers that each step asks for
+    put: tuple[tuple[Callable[[], Any], str], ...] = ()  # modules, and attributes that each step sets
 
 
 NOTHING = Beside()

@@ -102,7 +102,7 @@ def _returned(before: CapturedStep, now: CapturedStep) -> Iterator[str]:
 def _leaves(captured: CapturedStep) -> list[tree.Leaf]:
     count = len(captured.graph.outputs) - len(captured.assigned)
     try:
-        leaves = tree.flatten(captured.result([_MADE] * count, [_MADE] * len(captured.outputs.sums), {}))[0]
+        leaves = tree.flatten(captured.result([_MADE] * count, [_MADE] * len(captured.outputs.sums)))[0]
     except ValueError:  # of a text of whole numbers
         return []
     return [leaf for leaf in leaves if type(leaf.value) in (bool, int, float, str, type(None)) and leaf.value == leaf.value]

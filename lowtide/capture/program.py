@@ -306,7 +306,7 @@ def _forward_and_backward(trace: Trace, program: TrainingProgram, args: tuple[An
             recorder.draft.kind = Kind.GRADIENT
             with raised_in("the backward pass"):
                 (scaled if trace.scaler is None else scaled * trace.scaler.scale).backward()
-            results.append(with_loss(result, scaled, trace.containers()))
+            results.append(with_loss(result, scaled, trace.handed_on()))
             if trace.in_parts is not None:
                 trace.in_parts.end_backward()
         _refuse_sparse(trace.fakes)

@@ -54,12 +54,15 @@ def loss_of(result: Any) -> Any:
     return result[0] if isinstance(result, (tuple, list)) and result else None
 
 
-def with_loss(result: Any, loss: torch.Tensor, containers: Mapping[int, Any]) -> Any:
-    """The user's result, detached, with the loss that was differentiated. `containers` of the caller's, by id, stay what they are."""
+def with_loss(result: Any, loss: torch.Tensor, own: tree.Own = lambda item: None) -> Any:
+    """The user's result, detached, with the loss that was differentiated. Containers that hold nothing of it stay what they are."""
     if isinstance(result, torch.Tensor):
         return loss.detach()
-    leaves, rebuild = tree.flatten(result, tree.Sharing(containers))
     user_loss = loss_of(result)
+    changes = lambda item: isinstance(item, torch.Tensor) and (item is user_loss or item.requires_grad)  # noqa: E731
+    is_own = lambda item: own(item) is not None  # noqa: E731
+    as_it_is = lambda item: None if isinstance(item, torch.Tensor) or tree.holds(item, changes, is_own) else lambda: item  # noqa: E731
+    leaves, rebuild = tree.flatten(result, tree.Sharing(as_it_is))
     return tree.unflatten(rebuild, [_detached(loss if leaf.value is user_loss else leaf.value) for leaf in leaves], {})
 
 

@@ -38,7 +38,7 @@ from lowtide.capture.effects.calls import NumberOperands
 from lowtide.capture.effects.data import Data, following_data
 from lowtide.capture.effects.flags import FlagRecorder
 from lowtide.capture.effects.outputs import OutputRecorder
-from lowtide.capture.effects.stand_ins import original
+from lowtide.capture.effects.stand_ins import is_stand_in, original
 from lowtide.capture.effects.sums import Term, recipe, results_in
 from lowtide.capture.fakes import OwnParameters, fake_batch_leaf, fake_model, swapped
 from lowtide.capture.formulas import as_eager
@@ -92,7 +92,7 @@ class CapturedStep:
     gradients: tuple[Value, ...]  # what eager PyTorch would leave in the parameters' `.grad`
     state_entries: int  # of the optimizer, all parameters together, that the program starts from
     read: frozenset[tuple[str, str]]  # the attributes of modules that the program has read: (path, name)
-    result: Callable[..., Any]  # the tensors of the result, `outputs.before`, an empty dictionary -> what the program returns
+    result: Callable[..., Any]  # the tensors of the result, `outputs.before`, containers by number -> what the program returns
     computed: tuple[str, ...] = ()  # the arithmetic on numbers in it
     detached: tuple[int, ...] = ()  # outputs that are other tensors on memory of the caller's than the caller has
     alone: tuple[Slot, ...] = ()  # tensors whose memory the step writes where eager PyTorch takes other memory
@@ -231,13 +231,20 @@ class Trace:
         if self.in_parts is not None:
             self.in_parts.forget()
 
-    def containers(self) -> dict[int, Any]:
-        """Of the caller's, by id, which are handed on as they are."""
-        return self._containers | containers_beside()
+    def handed_on(self) -> tree.Own:
+        """Which containers are the caller's."""
+        containers = self._containers | containers_beside()
+
+        def own_of(item: Any) -> Callable[[], Any] | None:
+            if is_stand_in(item):
+                return None if item.kept.is_new else partial(getattr, item.kept, "now")
+            return (lambda: item) if id(item) in containers else None
+
+        return own_of
 
     def values_of(self, result: Any) -> list[Value]:
         """The values that a call returns or puts into modules."""
-        sharing = tree.Sharing(self.containers())
+        sharing = tree.Sharing(self.handed_on())
         items = [item for leaf in tree.flatten(result, sharing)[0] for item in results_in(leaf.value)]
         rebound = (tensor for _, tensor in self.rebound())
         return [_value_of(item, self.recorder.draft) for item in (*items, *self._leaving(sharing), *rebound)]
@@ -288,7 +295,7 @@ class Trace:
         return self.leaving.left(sharing).with_places((place, original(now)) for place, now in others)
 
     def finish(self, recorder: Recorder, result: Any, update: Update) -> CapturedStep:
-        leaves, rebuild = tree.flatten(result, sharing := tree.Sharing(self.containers()))
+        leaves, rebuild = tree.flatten(result, sharing := tree.Sharing(self.handed_on()))
         at = [index for index, leaf in enumerate(leaves) if is_result(leaf.value)]
         results = [item for index in at for item in results_in(leaves[index].value)]
         results, moved = [*results, *self._leaving(sharing.copy())], list(self.rebound())
@@ -308,12 +315,12 @@ class Trace:
         graph, slots = recorder.graph([*outputs, *(value for _, value in assigned)])
         graph = replace(graph, dimensions=self.symbols.dimensions)
 
-        def put(tensors: Sequence[Any], before: Sequence[Any], containers: dict[int, Any]) -> Any:
+        def put(tensors: Sequence[Any], before: Sequence[Any] = (), containers: dict[int, Any] | None = None) -> Any:
             filled: list[Any] = [leaf.value for leaf in leaves]
             left = iter(tensors)  # behind them are those that leave
             for index, fill in zip(at, recipes, strict=True):
                 filled[index] = fill(left, before)
-            return tree.unflatten(rebuild, filled, containers)
+            return tree.unflatten(rebuild, filled, {} if containers is None else containers)
 
         for index in at:
             leaves[index] = tree.Leaf(leaves[index].where, None)  # no fake tensor outlives the capture

@@ -34,6 +34,7 @@ class OpenedContainer:
     make: Callable[[list[Any]], Any]
 
 
+Own: TypeAlias = "Callable[[Any], Callable[[], Any] | None]"  # what gives a container that is handed on as it is; None for others
 Opener: TypeAlias = Callable[[Any], "OpenedContainer | None"]
 _openers: list[Opener] = []
 
@@ -47,12 +48,12 @@ def open_with(opener: Opener) -> Opener:
 class Sharing:
     """What several structures have in common: a container that lies in two places is made once, and some are handed on as they are."""
 
-    def __init__(self, kept: Mapping[int, Any], opened: Mapping[int, tuple[int, Any]] | None = None) -> None:
-        """`kept`: containers by id that are not opened. `opened`: others, with a number, and itself, so that no other gets its id."""
-        self.kept, self._opened = kept, dict(opened or {})
+    def __init__(self, own: Own, opened: Mapping[int, tuple[int, Any]] | None = None) -> None:
+        """`opened`: by id a number, and what was opened, so that no other gets its id."""
+        self.own, self._opened = own, dict(opened or {})
 
     def copy(self) -> Sharing:
-        return Sharing(self.kept, self._opened)
+        return Sharing(self.own, self._opened)
 
     def open(self, item: Any) -> tuple[int, bool]:
         """Its number, and whether it has been opened before."""
@@ -93,28 +94,28 @@ def holds_tensors(item: Any) -> bool:
     return holds(item, _is_tensor)
 
 
-def holds(item: Any, is_wanted: Callable[[Any], bool]) -> bool:
-    """Whether there is one of these in an object, or in what it refers to by items or attributes."""
+def holds(item: Any, is_wanted: Callable[[Any], bool], is_closed: Callable[[Any], bool] = lambda part: False) -> bool:
+    """Whether there is one of these in an object, or in what it refers to by items or attributes, but for those that are closed."""
     seen: set[int] = set()
     waiting = [item]
     while waiting:
         part = waiting.pop()
         if is_wanted(part):
             return True
-        if type(part) not in _PLAIN and id(part) not in seen:
+        if type(part) not in _PLAIN and id(part) not in seen and not is_closed(part):
             seen.add(id(part))
             waiting.extend(pieces(part))
     return False
 
 
 def _flatten(tree: Any, where: str, above: frozenset[int], sharing: Sharing | None) -> tuple[list[Leaf], Rebuild]:
+    if sharing is not None and type(tree) not in _PLAIN and (own := sharing.own(tree)) is not None:
+        return [], lambda items: own()
     opened = None if type(tree) in _PLAIN else _open(tree)
     if opened is None:
         return [Leaf(where, tree)], next
     if id(tree) in above:
         raise CaptureError(f"the {type(tree).__name__} at {where or 'the root'} holds itself: pass and return structures without circles")
-    if sharing is not None and id(tree) in sharing.kept:
-        return [], lambda items: tree
     number, is_known = (0, False) if sharing is None else sharing.open(tree)
     if is_known:
         return [], lambda items: items.containers[number]

@@ -6,7 +6,7 @@ Hyper-parameters have to be of the same sort: numbers, or tensors that look alik
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -297,12 +297,18 @@ class Premises:
     Asking again compares identities, in microseconds; only where something was put elsewhere does it look anew, and compares values.
     """
 
-    def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING) -> None:
+    def __init__(self, caller: Caller, reads: Reads, beside: places.Beside = places.NOTHING, assigned: Iterable[Slot] = ()) -> None:
+        """`assigned`: what the program's steps set."""
         self._caller, self._reads, self._found, self.beside = caller, reads, beside, BesideWatch(beside)
         state = self._state()
         self._locations = state.locations
         self._watch: Watch | None = state.watched()
         self.unwatched = [*state.unwatched, *self.beside.unwatched]  # places that hold too much
+        modules = dict(caller.model.named_modules())
+        paths = {id(module): path for path, module in modules.items()}
+        pairs = [str(slot.path[0]).rpartition(".")[::2] for slot in assigned if slot.table in ("attribute", "buffer")]
+        pairs += [(paths[id(module)], name) for get, name in beside.put if id(module := get()) in paths]
+        self._put = [(modules[path], name, reads.of_module(path, name)) for path, name in dict.fromkeys(pairs) if path in modules]
 
     def holds(self) -> bool:
         """Whether a program that was captured then is right now."""
@@ -320,6 +326,13 @@ class Premises:
     def unmoved(self) -> bool:
         """Whether nothing was put elsewhere since it was last asked; False may also be said of what only looks alike."""
         return self._watch is not None and self.beside.unmoved() and self._watch.same()
+
+    def note_put(self) -> None:
+        """A step has run: what it has put into modules is no change of the caller's, and what lay there before is let go."""
+        if (watch := self._watch) is not None:
+            for module, name, is_read in self._put:
+                watch.note(module.__dict__, name, is_read=is_read)
+                watch.note(module._buffers, name, is_read=True)
 
     def other_numbers(self) -> list[Position]:
         """The places in which another number lies now, those within lists and dictionaries among them."""
@@ -361,7 +374,7 @@ _ABSENT = places.ABSENT
 def _free(beside: places.Beside) -> dict[int, frozenset[Any]]:
     """By id of a container the keys of the numbers that each step asks for."""
     free = dict[int, frozenset[Any]]()
-    for container, key in beside.numbers:
+    for container, key in beside.free:
         free[id(container())] = free.get(id(container()), frozenset()) | {key}
     return free
 

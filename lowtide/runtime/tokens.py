@@ -14,7 +14,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, is_, methodcaller
 from typing import Any, TypeAlias
 
@@ -96,10 +96,14 @@ class ContentWatch:
         self._lists: list[Any] = []
         self._questions: list[tuple[Callable[[Any], Any], Any]] = []
 
-    def container(self, item: Any) -> None:
+    def container(self, item: Any, free: frozenset[Any] = frozenset()) -> None:
+        """`free`: the keys of what may change there."""
         if id(item) in self._known:
             return
         self._known.add(id(item))
+        if free:
+            self.question(functools.partial(_but, free), item)
+            return
         if type(item) in _BUILT_IN and not item:
             self._empty.append(item)
             return
@@ -113,8 +117,19 @@ class ContentWatch:
     def seal(self) -> None:
         self._lengths = [*map(len, self._full)]
         self._keys = [*chain.from_iterable(self._mappings)]
+        self._places: dict[tuple[int, Any], int] | None = None
         self._items, self._held = [*chain.from_iterable(self._lists)], [*chain.from_iterable(map(_values, self._mappings))]
         self._answers = [(ask, item, ask(item)) for ask, item in self._questions]
+
+    def note(self, mapping: Any, key: Any, *, is_read: bool) -> None:
+        """What lies under a key now is what shall lie there; where it is read, one plain tensor for another alone."""
+        if self._places is None:
+            lengths = {id(each): length for each, length in zip(self._full, self._lengths, strict=True)}
+            owners = chain.from_iterable(repeat(id(each), lengths[id(each)]) for each in self._mappings)
+            self._places = {place: at for at, place in enumerate(zip(owners, self._keys, strict=True))}
+        at, now = self._places.get((id(mapping), key)), mapping.get(key)
+        if at is not None and (not is_read or (type(now) is torch.Tensor and type(self._held[at]) is torch.Tensor)):
+            self._held[at] = now
 
     def same(self) -> bool:
         """Whether all of it is as it was. False may also be said of what only looks alike."""
@@ -277,10 +292,8 @@ class Tokens:
                 return kind, length, self._identity(item, f"a {kind.__name__} of {length:,} items")
         self._left -= length
         free = self._free.get(id(item), frozenset())
-        if free:
-            self._watch.question(functools.partial(_but, free), item)
-        elif not isinstance(item, (tuple, frozenset)):
-            self._watch.container(item)
+        if not isinstance(item, (tuple, frozenset)):
+            self._watch.container(item, free)
         if isinstance(item, dict):
             return kind, self._entries(item, depth, free)
         if isinstance(item, (set, frozenset)):

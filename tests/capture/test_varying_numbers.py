@@ -6,6 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -93,6 +94,17 @@ def counted_in_a_module() -> Case:
     return model, loss, lambda at: None, model
 
 
+def counted_beside_others() -> Case:
+    counts: dict[str, Any] = {"calls": 0, "weight": 1.0, "ends": [0, 2.0]}
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        counts["calls"] += 1
+        counts["ends"][0] += 1
+        return square(model, x) * counts["weight"] / counts["ends"][1]
+
+    return Net(), loss, lambda at: counts.update(weight=1.0 + at // 3), counts
+
+
 def metered_in_a_module() -> Case:
     model = Net()
     model.meters = {"loss": Meter()}
@@ -124,13 +136,18 @@ ASKED: dict[str, Callable[[Any], float]] = {
     "of a list by map": lambda settings: next(map(float, settings["list"])),
     "of a list apart": lambda settings: [2.0, *settings["list"]][1] * len(settings["list"]),
     "nested": lambda settings: settings["more"]["weight"],
+    "of each": lambda settings: sum(each["weight"] * factor for each, factor in zip(settings["terms"], (1.0, 2.0), strict=True)),
+    "of pairs": lambda settings: sum(one * two for one, two in settings["pairs"]),
+    "the same": lambda settings: settings["weight"] if settings["weight"] is settings["twin"] else 9.0,
     "decided": lambda settings: 2.0 if settings["weight"] > 0.3 else 1.0,
     "beside": lambda settings: len(settings["name"]),
 }
 
 
 def settings_at(at: int) -> dict[str, Any]:
-    return {"weight": 0.1 + 0.1 * at, "step": at, "list": [0.2 * at, 1.0], "more": {"weight": 0.5**at}, "name": "some"}
+    weight = 0.1 + 0.1 * at
+    terms: dict[str, Any] = {"terms": [{"weight": weight}, {"weight": 2.0}], "pairs": [[weight, 2.0]]}
+    return {"weight": weight, "twin": weight, "step": at, "list": [0.2 * at, 1.0], "more": {"weight": 0.5**at}, "name": "some", **terms}
 
 
 def in_settings(ask: Callable[[Any], float], where: str) -> Case:
@@ -142,7 +159,8 @@ def in_settings(ask: Callable[[Any], float], where: str) -> Case:
 
     def between(at: int) -> None:
         new = settings_at(at)
-        settings.update(weight=new["weight"], step=new["step"])
+        settings.update(weight=new["weight"], twin=new["twin"], step=new["step"])
+        settings["terms"][0]["weight"] = settings["pairs"][0][0] = new["weight"]
         settings["list"][0] = new["list"][0]
         settings["more"]["weight"] = new["more"]["weight"]
 
@@ -181,6 +199,7 @@ CASES = [
     in_a_variable,
     counted_in_an_object_of_a_module,
     counted_in_a_module,
+    counted_beside_others,
     metered_in_a_module,
 ]
 
@@ -203,6 +222,21 @@ def test_a_program_is_looked_at_again_with_the_inputs_that_it_has():
         for calls, rows in ((0, 5), (0, 2), (7, 5), (8, 2), (7, 5)):
             schedule.calls = calls
             step(torch.rand(rows, 3))
+
+
+def elsewhere(ask: Callable[[], float]) -> float:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask).result()
+
+
+def in_another_thread() -> Case:
+    schedule, counts = Schedule(), {"weight": 1.0}
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        calls = schedule.calls + elsewhere(lambda: 1.0 + schedule.calls)
+        return square(model, x) * counts["weight"] * elsewhere(lambda: counts["weight"]) * calls
+
+    return Net(), loss, lambda at: (counts.update(weight=float(at)), setattr(schedule, "calls", at)), counts
 
 
 def decided() -> Case:
@@ -282,7 +316,7 @@ def test_what_else_changes_there_is_noticed(change, where):
 
 
 @pytest.mark.filterwarnings("ignore:lowtide has captured the step anew")
-@pytest.mark.parametrize("make", [decided, of_another_kind])
+@pytest.mark.parametrize("make", [decided, of_another_kind, in_another_thread])
 def test_what_is_decided_by_a_number_is_as_in_eager(make):
     found = differences(trail(make, eagerly=True), trail(make, eagerly=False))
     assert not found, "\n".join(found)

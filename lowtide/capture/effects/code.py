@@ -29,7 +29,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.base.places import ABSENT, Position
-from lowtide.capture.effects.sums import NumberExpression, Term, are_of_step, as_term, is_term, text_of, whole
+from lowtide.capture.effects.sums import NumberExpression, Term, are_of_step, as_term, earlier_of, is_term, text_of, whole
 from lowtide.capture.results import is_number
 from lowtide.capture.sizes.symbols import is_size
 from lowtide.capture.sources import is_users
@@ -236,6 +236,10 @@ def _id(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def _is(one: Any, two: Any) -> bool:
+    """Each step looks again whether it is one number that lies in two places."""
+    if (earlier := earlier_of(one) or earlier_of(two)) is not None:
+        answer: bool = earlier.decides(NumberExpression(operator.is_, (one, two), bool))
+        return answer
     return real_of.get()(one) is real_of.get()(two)
 
 

@@ -59,7 +59,7 @@ class Container:
         self.absent_at: dict[Any, str] = {}  # keys under which nothing lay, or None, and the line that has asked
         self.missing: dict[Any, str] = {}  # keys under which nothing lay for which it has taken something, and the line
         self.opened: set[Any] = set()  # keys of numbers that are there because they were read
-        self.has_sums = False
+        self.has_sums = self.is_shared = False
         self.sums: dict[Any, tuple[Any, Any]] = {}  # by key: what stands for a number, and what is taken where none is
         self.length: Any = None  # what stands for how many items it has when a step begins
         self.read_at, self.whole = "", ""  # where what the step had not put there was read; where all was, when there was nothing else
@@ -84,7 +84,9 @@ class Container:
 
     def is_of_others(self) -> bool:
         """Whether another thread asks than the one that captures."""
-        return threading.get_ident() != self.log.thread and self.original is not None
+        are_others = threading.get_ident() != self.log.thread and self.original is not None
+        self.is_shared = self.is_shared or (are_others and self.log.active)
+        return are_others
 
     def stale_at(self, as_a_whole: bool) -> str:
         """Where the program reads what earlier steps have left; "" where it does not. `as_a_whole`: with what it holds."""
@@ -111,7 +113,11 @@ class Container:
             begins = all(entry(now, key, default) is None for key, default in self.nothing.items())
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
-        if not begins or type(now) is not self.kind or any(other is not now for other in others):
+        if type(now) is not self.kind or any(other is not now for other in others):
+            return False
+        if not self.changes:
+            return True  # what else it holds is compared, as all that the program reads
+        if not begins:
             return False
         if any((key in now) is not there for key, there in self.presence.items()) or (self.keys_at and list(now) != self.keys):
             return False

@@ -32,7 +32,7 @@ from lowtide.capture.effects.containers import Container, EffectLog
 from lowtide.capture.effects.draws import DrawRecorder, recorders
 from lowtide.capture.effects.going_on import GoingOn
 from lowtide.capture.effects.search import LARGEST, PlaceSearch
-from lowtide.capture.effects.stand_ins import KINDS, StaleError, holds_stand_in, is_stand_in, own_of
+from lowtide.capture.effects.stand_ins import KINDS, EarlierItem, StaleError, is_stand_in, own_of
 from lowtide.capture.effects.sums import EarlierNumber, EarlierNumbers, Term, results_in
 from lowtide.capture.results import Number, holds_fakes, is_number
 from lowtide.capture.sizes.symbols import is_size
@@ -132,7 +132,8 @@ class OutputRecorder:
                     continue  # a parameter's fake, which is another one in the next attempt
                 was = entry(container.original, key, default)
                 written = key in container.written and _may_go_on(was, find(key))
-                if container.added > 0 if key is LENGTH else written:
+                beside = container.changed and key not in container.written and type(was) in (int, float)  # it is asked for in each step
+                if container.added > 0 if key is LENGTH else written or beside:
                     plain = key.known() if isinstance(key, Term) and key.known is not None else key  # which is not known behind the capture
                     self.counted[id(container.original), plain] = CountedPlace(lambda: None, True, default)
 
@@ -198,7 +199,7 @@ class OutputRecorder:
         self.log.active = False
         if self.refusals:
             raise self.refusals[0]
-        if holds_stand_in(result):
+        if _holds_new(result):
             raise StaleError("the program returns a container of its own")
         of_modules = [seen(item, table).values() for item, table, _ in self.tables if isinstance(item, nn.Module)]
         in_modules = [now.kept for items in of_modules for now in items if is_stand_in(now)]
@@ -303,10 +304,11 @@ class OutputRecorder:
         going_on.places |= self.draws.tensors
         changed = tuple(referred(each.original) for each in containers if each.changes_itself and not each.is_new)
         places = tuple(each for each in beside.places if (id(each.holder), each.name) not in followed)
-        self.bare = frozenset(id(each.original) for each in containers if follower.reaches(each.original))
+        put = tuple((referred(item), name) for item, _, name in self.put if isinstance(item, nn.Module))
+        self.bare = frozenset(id(each.original) for each in containers if each.is_shared or follower.reaches(each.original))
         numbers = ((each, key) for each in containers for key in each.sums if not each.changes_itself)
         free = tuple((referred(each.original), key) for each, key in numbers)
-        return Beside(places, (*beside.followed, *changed), free), going_on
+        return Beside(places, (*beside.followed, *changed), free, put), going_on
 
     def _before_of(self, table: Any) -> dict[str, Any]:
         return next(before for _, other, before in self.tables if other is table)
@@ -319,7 +321,9 @@ class OutputRecorder:
     def asks(self, key: Key) -> bool:
         """Whether each step asks what lies in a place of a number, or nobody does. Else the capture may have met what lies there now."""
         in_container = key[0] in self.containers  # of which all is compared, whether or not the program reads it
-        return key in self.sums and (key[0] not in self.bare if in_container else self.earlier.is_used(self.sums[key]))
+        if key not in self.sums or self.earlier.is_shared:
+            return False
+        return key[0] not in self.bare if in_container else self.earlier.is_used(self.sums[key])
 
     def without(self, reads: frozenset[tuple[str, str]], model: nn.Module) -> frozenset[tuple[str, str]]:
         """Those attributes of modules that steps do not change, or their classes'."""
@@ -362,6 +366,14 @@ def _kinds_of(item: Any) -> tuple[type, ...]:
 def _may_go_on(was: Any, now: Any) -> bool:
     """Whether what a program has put in the place of something may be followed from step to step."""
     return isinstance(now, _kinds_of(was)) or (is_size(now) and type(was) in (int, float))
+
+
+def _holds_new(item: Any) -> bool:
+    """Whether there is a container in a result that the program has made within one of the caller's, or what lies there from before."""
+    if type(item) is EarlierItem or is_stand_in(item):
+        return type(item) is EarlierItem or item.kept.is_new
+    items = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
+    return any(map(_holds_new, items))
 
 
 def survive(numbers: list[weakref.ref[Number]]) -> bool:

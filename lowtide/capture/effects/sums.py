@@ -105,6 +105,7 @@ class EarlierNumbers:
     numbers: list[Any] = field(default_factory=list)
     conditions: list[Recipe] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)  # that captures
+    is_shared: bool = False  # whether another one has asked: it may do so for the program
     places: list[Sum] = field(default_factory=list)
     spoken: dict[int, int] = field(default_factory=dict)  # by number: the how many-th it is of those that were put into words
     inputs: set[int] = field(default_factory=set)  # those that the program computes with
@@ -431,7 +432,8 @@ def _by_thread(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: EarlierNumber, *args: Any) -> Any:
         if is_term(self):
             return own(self, *args)
-        number = object.__getattribute__(self, "earlier").numbers[object.__getattribute__(self, "at")]
+        earlier = object.__getattribute__(self, "earlier")
+        earlier.is_shared, number = True, earlier.numbers[object.__getattribute__(self, "at")]
         return number if "copy" in name else getattr(number, *args) if "getattr" in name else getattr(number, name)(*args)
 
     return method
